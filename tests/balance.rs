@@ -2,44 +2,19 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
+mod who;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use farcall::{
-    BalancePolicy, Channel, Code, Config, Endpoint, Executed, Handle, Readiness, Server, Status, stream,
-};
+use farcall::{BalancePolicy, Channel, Code, Config, Endpoint, Executed, Handle, Readiness, Status, stream};
 use tokio::sync::mpsc;
 
-#[farcall::service(package = "test")]
-trait Who {
-    /// Returns the server's number.
-    async fn are_you(&self) -> farcall::Result<usize>;
-}
-
-struct Number(usize);
-
-impl Who for Number {
-    async fn are_you(&self) -> farcall::Result<usize> {
-        Ok(self.0)
-    }
-}
+use who::{WhoClient, share};
 
 /// Starts a server, and returns its address.
 async fn start(number: usize, address: &str) -> (String, Handle) {
-    let server = Server::builder().add(WhoServer::new(Number(number))).bind(address).await.unwrap();
-    let (address, handle) = (server.local_addr().to_string(), server.handle());
-    tokio::spawn(server.serve());
-    (address, handle)
-}
-
-/// Makes calls one after the other, and returns how many each server has answered.
-async fn share(channel: &Channel, calls: usize) -> BTreeMap<usize, usize> {
-    let client = WhoClient::new(channel);
-    let mut share = BTreeMap::new();
-    for _ in 0..calls {
-        *share.entry(client.are_you().await.unwrap()).or_default() += 1;
-    }
-    share
+    who::start_with(number, address, Config::default()).await
 }
 
 async fn ready(channel: &Channel, servers: usize) {

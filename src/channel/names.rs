@@ -290,6 +290,7 @@ mod tests {
         drop(channel);
         following.await.expect("it ends with the channel");
     }
+
     #[tokio::test(start_paused = true)]
     async fn names_that_can_not_be_looked_up_are_asked_for_less_and_less_often() {
         let (zone, _channel, _following) = channel();

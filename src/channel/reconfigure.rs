@@ -24,8 +24,8 @@ impl Origin {
 }
 
 impl Channel {
-    /// Has another configuration count for calls that begin from now on, by this channel, its clones and their clients. Connections and
-    /// calls in progress stay. The builder's methods and settings in the address count more, as they did before.
+    /// Applies another configuration to calls that begin from now on: those of this channel, of its clones, and of their clients.
+    /// Connections and calls in progress stay. The builder's methods and settings in the address count more, as they did before.
     ///
     /// These settings may change:
     ///

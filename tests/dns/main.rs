@@ -5,54 +5,28 @@
 #[path = "../authority/mod.rs"]
 mod authority;
 mod server;
+#[path = "../who/mod.rs"]
+mod who;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use farcall::tls::{self, TlsConfig};
-use farcall::{
-    BalancePolicy, Channel, Code, Config, EndpointState, Handle, Readiness, ResolveBy, Server, Status,
-};
+use farcall::{BalancePolicy, Channel, Code, Config, EndpointState, Handle, Readiness, ResolveBy, Status};
 use hickory_resolver::proto::op::ResponseCode;
 
 use authority::{Authority, as_it_is, for_db1};
 use server::{NameServer, Reply, hosts, service};
-
-#[farcall::service(package = "test")]
-trait Who {
-    /// Returns the server's number.
-    async fn are_you(&self) -> farcall::Result<usize>;
-}
-
-struct Number(usize);
-
-impl Who for Number {
-    async fn are_you(&self) -> farcall::Result<usize> {
-        Ok(self.0)
-    }
-}
-
-async fn start_with(number: usize, address: &str, config: Config) -> (u16, Handle) {
-    let server = Server::builder().add(WhoServer::new(Number(number))).config(config);
-    let server = server.bind(address).await.unwrap();
-    let (port, handle) = (server.local_addr().to_string(), server.handle());
-    tokio::spawn(server.serve());
-    (port.parse::<SocketAddr>().unwrap().port(), handle)
-}
+use who::share;
 
 /// Starts a server, and returns its port.
-async fn start(number: usize, address: &str) -> (u16, Handle) {
-    start_with(number, address, Config::default()).await
+async fn start_with(number: usize, address: &str, config: Config) -> (u16, Handle) {
+    let (address, handle) = who::start_with(number, address, config).await;
+    (address.parse::<SocketAddr>().unwrap().port(), handle)
 }
 
-/// Makes calls one after the other, and returns how many each server has answered.
-async fn share(channel: &Channel, calls: usize) -> BTreeMap<usize, usize> {
-    let client = WhoClient::new(channel);
-    let mut share = BTreeMap::new();
-    for _ in 0..calls {
-        *share.entry(client.are_you().await.unwrap()).or_default() += 1;
-    }
-    share
+async fn start(number: usize, address: &str) -> (u16, Handle) {
+    start_with(number, address, Config::default()).await
 }
 
 async fn until(channel: &Channel, are: impl Fn(&[EndpointState]) -> bool) {

@@ -233,10 +233,10 @@ impl RawChannel {
         self.common.policies.timeout()
     }
 
-    /// Has other settings count for calls that begin from now on, on all clones of this channel: the client's part of `calls` but
-    /// [`compress`](Calls::compress), `retry`, and of `balance` the policy, the locality and the settings of ejection. A channel that does not
-    /// [balance](Self::balanced) heeds none of `balance`. [`Balance::subset`] counts when the servers are set again. The other settings stay
-    /// as they were when the channel was made.
+    /// Applies other settings to calls that begin from now on, on all clones of this channel. They are the timeouts and the waiting of
+    /// `calls`, all of `retry`, and the policy, the locality and the ejection of `balance`. [`Balance::subset`] counts when the servers are
+    /// set again. A channel that does not [balance](Self::balanced) heeds none of `balance`. All other settings stay as they were when the
+    /// channel was made.
     pub fn reconfigure(&self, calls: &Calls, retry: &Retry, balance: &Balance) {
         self.common.policies.set(calls, retry);
         self.common.retry_budget.limit(retry);

@@ -19,6 +19,9 @@ use serde::{Deserialize, Serialize};
 /// - A connection that has more than its share of the calls in progress is refused from 10 % of the limit less on. The share is the same
 ///   for all connections that have calls in progress.
 ///
+/// The server also refuses a call that has less time left than any of its method took in the last 10 to 20 seconds:
+/// DEADLINE_EXCEEDED, not executed.
+///
 /// Only unary calls count. Services of farcall itself, such as health, are always served.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]

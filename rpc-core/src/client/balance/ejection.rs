@@ -13,7 +13,7 @@ use crate::status::{Code, Status};
 const LONGEST: Duration = Duration::from_secs(300);
 
 /// Whether a server is ejected: it has failed so many calls in a row that it gets none for a while.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Ejection {
     /// How many failures in a row eject the server. 0: none do.
     after: AtomicU32,
@@ -31,10 +31,6 @@ struct State {
 }
 
 impl Ejection {
-    pub(super) fn new(after: u32) -> Self {
-        Self { after: AtomicU32::new(after), failures: AtomicU32::default(), state: Mutex::default() }
-    }
-
     /// Sets how many failures in a row eject the server. 0: none do.
     pub(super) fn set_after(&self, after: u32) {
         self.after.store(after, Ordering::Relaxed);

@@ -66,7 +66,7 @@ impl Member {
             next: AtomicUsize::new(0),
             load: Load::new(),
             readiness: Mutex::new(Readiness::Connecting),
-            ejection: Ejection::new(settings.balance.eject_after),
+            ejection: Ejection::default(),
             balancer: Weak::clone(balancer),
             tasks: Mutex::default(),
         })

@@ -28,6 +28,8 @@ mod dns;
 #[cfg(feature = "tcp")]
 mod endpoints;
 #[cfg(feature = "tcp")]
+mod first;
+#[cfg(feature = "tcp")]
 mod names;
 #[cfg(feature = "tcp")]
 mod reconfigure;

@@ -1,17 +1,14 @@
 //! Connecting a channel over a network.
 
-use std::collections::HashMap;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use farcall_core::client::{Connector, RawChannel};
+use farcall_core::client::RawChannel;
 use farcall_core::compress::Compression;
 use farcall_core::config::{BalancePolicy, Policy, ResolveBy};
 use farcall_core::status::{Blame, Code, Executed, Status};
-use farcall_core::transport::{BoxFuture, Link};
 #[cfg(feature = "tls")]
 use farcall_tcp::tls::TlsClient;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -19,6 +16,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use super::Channel;
 use super::dial::{Dialer, OwnDial};
 use super::endpoints::{Endpoint, follow};
+use super::first::First;
 use super::names::{Name, Names};
 use super::reconfigure::Origin;
 use crate::{Address, Config, ConfigError, ConfigErrorKind, Stream};
@@ -215,7 +213,7 @@ impl ChannelBuilder {
         let origin = Some(Origin::new(self, Some(address.clone()), config.clone()));
         let settings = config.settings();
         if config.balance.policy == BalancePolicy::First {
-            let dial = Dial { address, dialer, hosts: Arc::default() };
+            let dial = First::new(address, dialer);
             return Ok(Channel { raw: RawChannel::new(dial, settings), origin });
         }
         let (raw, endpoints) = RawChannel::balanced(&address.to_string(), settings);
@@ -340,52 +338,6 @@ fn invalid(error: &ConfigError) -> Status {
     // Not as a source, whose text would be told twice.
     let status = Status::new(Code::InvalidArgument, error.to_string());
     status.with_executed(Executed::No).with_blame(Blame::Caller)
-}
-
-/// Dials the hosts of an address.
-struct Dial {
-    address: Address,
-    dialer: Dialer,
-    /// The host of the address that led to a peer.
-    hosts: Arc<Mutex<HashMap<SocketAddr, String>>>,
-}
-
-impl Dial {
-    /// Connects to a target that `host` has led to, and notes the host of the peer that is found.
-    fn dial(&self, target: String, host: String) -> BoxFuture<Result<Arc<dyn Link>, Status>> {
-        let (dialed, hosts) = (self.dialer.dial(target, host.clone()), self.hosts.clone());
-        Box::pin(async move {
-            let link = dialed.await?;
-            if let Some(peer) = link.description().peer {
-                hosts.lock().unwrap_or_else(PoisonError::into_inner).insert(peer, host);
-            }
-            Ok(link)
-        })
-    }
-}
-
-impl Connector for Dial {
-    fn connect(&self, peer: usize) -> BoxFuture<Result<Arc<dyn Link>, Status>> {
-        let hosts = self.address.hosts();
-        let host = hosts[peer % hosts.len()].clone();
-        self.dial(host.clone(), host)
-    }
-
-    fn connect_beside(&self, peer: SocketAddr) -> BoxFuture<Result<Arc<dyn Link>, Status>> {
-        let host = self.hosts.lock().unwrap_or_else(PoisonError::into_inner).get(&peer).cloned();
-        let host = host.unwrap_or_else(|| peer.to_string());
-        // Where the application dials, the peer may be a proxy.
-        let target = if self.dialer.own.is_some() { host.clone() } else { peer.to_string() };
-        self.dial(target, host)
-    }
-
-    fn peers(&self) -> usize {
-        self.address.hosts().len()
-    }
-
-    fn target(&self) -> String {
-        self.address.to_string()
-    }
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
+pub use crate::class::TrafficClass;
 pub use crate::client::{Call, CallFuture, RawChannel, StreamCall, Stub};
 pub use crate::codec::{Codec, Postcard};
 pub use crate::context::Context;

@@ -141,6 +141,7 @@ fn method(function: &mut TraitItemFn, farcall: &Path, errors: &mut Errors) -> Op
         context,
         spawn: rpc.spawn.is_some(),
         idempotent: rpc.idempotent.is_some(),
+        class: rpc.class,
         arguments,
         answer,
     })

@@ -53,6 +53,9 @@ use proc_macro::TokenStream;
 ///   still understood; the argument is then `Default::default()`.
 /// - `#[rpc(idempotent)]` on a method that does no harm if it is executed more than once: channels may make a call again that has failed,
 ///   as their [`Retry`](https://docs.rs/farcall/latest/farcall/struct.Retry.html) says.
+/// - `#[rpc(class = Bulk)]`, or `Urgent` or `Normal`: calls of the method go by the connection of this
+///   [`TrafficClass`](https://docs.rs/farcall/latest/farcall/enum.TrafficClass.html), instead of the client's. For methods that move
+///   much, which other calls of the same client should not wait behind. `class` of a single call counts more.
 /// - `#[rpc(spawn)]` on a method whose handler computes: it begins in a task of its own, and does not hold up the connection that
 ///   its call came by.
 ///

@@ -32,6 +32,8 @@ pub(crate) struct Method {
     pub(crate) spawn: bool,
     /// Whether clients may make a call again that may have been executed.
     pub(crate) idempotent: bool,
+    /// The variant of `TrafficClass` that its calls go by, instead of the channel's.
+    pub(crate) class: Option<Ident>,
     pub(crate) arguments: Vec<Argument>,
     pub(crate) answer: Answer,
 }

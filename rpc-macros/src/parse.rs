@@ -1,6 +1,6 @@
 //! The attributes' own syntax.
 
-use proc_macro2::{Span, TokenStream};
+use proc_macro2::{Ident, Span, TokenStream};
 use syn::meta::ParseNestedMeta;
 use syn::parse::{ParseStream, Parser};
 use syn::{Attribute, Error, Item, ItemTrait, LitStr, Path, Result};
@@ -22,6 +22,7 @@ pub(crate) struct Rpc {
     pub(crate) default: Option<Span>,
     pub(crate) spawn: Option<Span>,
     pub(crate) idempotent: Option<Span>,
+    pub(crate) class: Option<Ident>,
 }
 
 pub(crate) fn options(tokens: TokenStream) -> Result<Options> {
@@ -87,9 +88,12 @@ pub(crate) fn rpc(attributes: &mut Vec<Attribute>) -> Result<Rpc> {
                     once(&meta, &mut rpc.spawn, span)
                 } else if meta.path.is_ident("idempotent") {
                     once(&meta, &mut rpc.idempotent, span)
+                } else if meta.path.is_ident("class") {
+                    once(&meta, &mut rpc.class, class(meta.value()?)?)
                 } else {
                     Err(meta.error(
-                        "unknown option; there are `name = \"..\"`, `default` for arguments, `spawn` and `idempotent` for methods",
+                        "unknown option; there are `name = \"..\"`, `default` for arguments, `spawn`, `idempotent` and `class = ..` for \
+                         methods",
                     ))
                 }
             });
@@ -97,6 +101,15 @@ pub(crate) fn rpc(attributes: &mut Vec<Attribute>) -> Result<Rpc> {
         !ours
     });
     result.map(|()| rpc)
+}
+
+/// Reads the name of a variant of `TrafficClass`.
+fn class(input: ParseStream<'_>) -> Result<Ident> {
+    let class: Ident = input.parse()?;
+    if ["Normal", "Urgent", "Bulk"].iter().any(|known| class == known) {
+        return Ok(class);
+    }
+    Err(Error::new_spanned(class, "a class is `Normal`, `Urgent` or `Bulk`: write `class = Bulk`"))
 }
 
 fn once<T>(meta: &ParseNestedMeta<'_>, option: &mut Option<T>, value: T) -> Result<()> {

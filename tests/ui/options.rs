@@ -15,6 +15,8 @@ pub trait C {
     #[rpc(default)]
     #[cfg(unix)]
     async fn put(&self) -> farcall::Result<()>;
+    #[rpc(class = Slow)]
+    async fn scan(&self, #[rpc(class = Bulk)] key: String) -> farcall::Result<()>;
 }
 
 #[farcall::service(codec = "prost")]

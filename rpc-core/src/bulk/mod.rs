@@ -31,6 +31,9 @@
 //! client's runtime does all other transfers: by TCP as part of the connection's messages, by RDMA as messages that the reader reads from
 //! the sender's memory.
 //!
+//! Where other calls of the client should not wait behind transfers, declare the method `#[rpc(class = Bulk)]`. Then its calls and
+//! their transfers have a connection of their own, by RDMA a queue pair.
+//!
 //! By RDMA a transfer of a call that was given up can last for some seconds. So [reclaim](Loan::reclaim) the memory of such a call before
 //! another call lends it.
 //!

@@ -30,6 +30,9 @@ pub(super) fn arguments(
         if let Some(span) = rpc.idempotent {
             errors.add_at(span, "`idempotent` goes on methods");
         }
+        if let Some(class) = &rpc.class {
+            errors.add(class, "`class` goes on methods");
+        }
         if let Some(name) = &rpc.name {
             check_wire_name(name, errors);
         }

@@ -165,6 +165,7 @@ impl Parts<'_> {
             let argument = names::argument(service, row);
             quote!(#private::Items::of(self.stub.service(), #index, #ident, #argument))
         });
+        let class = method.class.as_ref().map(|class| quote!(.class(#private::TrafficClass::#class)));
         let call = match (&method.answer, items) {
             (Answer::Once(_), None) => quote!(self.stub.call(#index, #arguments.finish())),
             (Answer::Once(output), Some(items)) => {
@@ -184,7 +185,7 @@ impl Parts<'_> {
             #[allow(unused_mut)]
             let mut #arguments = #private::ArgumentsEncoder::new(self.stub.service(), #index);
             #(#put)*
-            #call
+            #call #class
         }
     }
 

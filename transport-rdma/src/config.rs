@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use farcall_core::class::{ByClass, TrafficClass};
+use farcall_core::class::ByClass;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
@@ -64,8 +64,7 @@ pub struct RdmaConfig {
     pub bulk_memory: u64,
     /// How many bytes of long messages and of regions a link may be reading and writing at a time, both together. A short
     /// message waits behind them: 128 KiB take 10 us at 100 Gb/s. Raise it where one connection is to fill a faster network,
-    /// or a round trip takes longer. One chunk of 64 KiB is read or written in any case. Links of [`TrafficClass::Bulk`], behind
-    /// which nothing should wait, have four times as much. Default 128 KiB.
+    /// or a round trip takes longer. One chunk of 64 KiB is read or written in any case. Default 128 KiB.
     pub bulk_window: u32,
     /// How many peers per device and runtime at most. Where that is more than the device's completion queues have room
     /// for, each peer has fewer sends on their way. Default 256.
@@ -100,14 +99,6 @@ pub enum Completion {
 impl RdmaConfig {
     /// The part of [`memory`](Self::memory) that the first peer needs, in bytes: 2.5 MiB.
     pub const LEAST_MEMORY: u64 = 2_621_440;
-
-    /// Returns how many bytes of long messages and of regions a link of this class may move at a time.
-    pub(crate) fn bulk_window_of(&self, class: TrafficClass) -> u32 {
-        match class {
-            TrafficClass::Bulk => self.bulk_window.saturating_mul(4),
-            _ => self.bulk_window,
-        }
-    }
 
     /// Whether anything can be done with it.
     ///

@@ -25,11 +25,9 @@ pub(crate) trait Echo {
     async fn get(&self, size: u64) -> farcall::Result<Bytes>;
 
     /// Reads what is lent, and returns its length.
-    #[rpc(class = Bulk)]
     async fn lend(&self, data: BulkRead) -> farcall::Result<u64>;
 
     /// Writes the server's payload to what is lent, and returns its length.
-    #[rpc(class = Bulk)]
     async fn fill(&self, into: BulkWrite) -> farcall::Result<u64>;
 
     /// Returns memory of the server's that may be read and counted in.

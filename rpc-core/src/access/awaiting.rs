@@ -11,20 +11,26 @@ use tokio::task::coop;
 use crate::session::BusyPolling;
 use crate::transport::Link;
 
+/// The most bytes of an operation whose caller looks for the end by itself.
+const SHORT: usize = 8 << 10;
+
 /// An operation that a link has begun. Resolves to its outcome, or to `None` if the link has failed.
 ///
-/// The device works without the peer's program and may have finished already. So the caller looks first, and then polls while that pays.
-/// A caller that finds the end itself needs no other task to wake it, and no turn of the task that serves the link.
+/// The device works without the peer's program and may have finished already. So the caller of a short operation looks first, and then
+/// polls while that pays. If it finds the end itself, it needs no other task to wake it, and no turn of the task that serves the link.
+/// A long operation has many pieces. Its caller would post one after the other, while calls wait for that task.
 pub(super) struct Begun<T> {
     link: Arc<dyn Link>,
     answer: oneshot::Receiver<T>,
+    is_short: bool,
     /// `None`: the caller has not looked yet.
     polling: Option<BusyPolling>,
 }
 
 impl<T> Begun<T> {
-    pub(super) fn new(link: Arc<dyn Link>, answer: oneshot::Receiver<T>) -> Self {
-        Self { link, answer, polling: None }
+    /// Returns an operation on `len` bytes.
+    pub(super) fn new(link: Arc<dyn Link>, answer: oneshot::Receiver<T>, len: usize) -> Self {
+        Self { link, answer, is_short: len <= SHORT, polling: None }
     }
 }
 
@@ -32,7 +38,10 @@ impl<T> Future for Begun<T> {
     type Output = Option<T>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<T>> {
-        let Self { link, answer, polling } = self.get_mut();
+        let Self { link, answer, is_short, polling } = self.get_mut();
+        if !*is_short {
+            return Pin::new(answer).poll(cx).map(Result::ok);
+        }
         let mut may_poll = true;
         if polling.is_none() {
             // Callers that never have to wait must let other tasks run all the same.

@@ -81,7 +81,7 @@ impl Accesses {
     pub(super) fn read_directly(&self, target: Target, offset: u64, len: usize) -> Option<Begun<Bytes>> {
         let (link, descriptor) = self.taken_grant(target, Granted::READ)?;
         let read = link.read_granted(descriptor, usize::try_from(offset).ok()?, len)?;
-        Some(Begun::new(link, read))
+        Some(Begun::new(link, read, len))
     }
 
     /// Begins to write to memory by a grant. `None`: there is none that serves. If the link fails, the bytes may be there, or may come
@@ -89,7 +89,7 @@ impl Accesses {
     pub(super) fn write_directly(&self, target: Target, offset: u64, bytes: &Bytes) -> Option<Begun<()>> {
         let (link, descriptor) = self.taken_grant(target, Granted::WRITE)?;
         let written = link.write_granted(descriptor, usize::try_from(offset).ok()?, bytes.clone())?;
-        Some(Begun::new(link, written))
+        Some(Begun::new(link, written, bytes.len()))
     }
 
     /// Has the owner's device change a number by a grant with these rights. `None`: there is none that serves. If the link fails, the
@@ -103,7 +103,7 @@ impl Accesses {
     ) -> Option<Begun<u64>> {
         let (link, descriptor) = self.taken_grant(target, rights)?;
         let before = link.change_granted(descriptor, usize::try_from(offset).ok()?, atomic)?;
-        Some(Begun::new(link, before))
+        Some(Begun::new(link, before, size_of::<u64>()))
     }
 
     /// Returns a grant with these rights, and its link. Asks for one if that was not done yet.

@@ -155,10 +155,10 @@ impl Made {
         attempt: &Attempt,
         protection: u8,
     ) -> Result<(Self, Bootstrap), transport::Unavailable> {
-        let (shard, class) = (Arc::clone(endpoint.shard()), attempt.class);
+        let shard = Arc::clone(endpoint.shard());
         let created = shard.admit(|| {
             let worker = Arc::clone(&shard);
-            let create = move || worker.create_qp(&path, class);
+            let create = move || worker.create_qp(&path);
             let create =
                 shard.device.control.set_up(Part::Create, "creating a queue pair (ibv_create_qp)", create);
             async { Ok::<_, transport::Unavailable>(create.await??) }

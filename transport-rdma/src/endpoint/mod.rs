@@ -22,7 +22,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use farcall_core::class::TrafficClass;
 use farcall_core::transport::LinkEnd;
 use tokio::runtime::Handle;
 
@@ -154,12 +153,8 @@ impl Shard {
         self.runtime.spawn(task);
     }
 
-    /// Makes a queue pair that receives from this path, for a connection of this class. Blocks; belongs on the control thread.
-    pub(crate) fn create_qp(
-        &self,
-        path: &LocalPath,
-        class: TrafficClass,
-    ) -> Result<Result<NewQp, NoRoom>, Unavailable> {
+    /// Makes a queue pair that receives from this path. Blocks; belongs on the control thread.
+    pub(crate) fn create_qp(&self, path: &LocalPath) -> Result<Result<NewQp, NoRoom>, Unavailable> {
         let lease = match self.resources.memory.admit() {
             Ok(lease) => lease,
             Err(full) => return Ok(Err(full)),
@@ -171,7 +166,7 @@ impl Shard {
             Err(CreateQpError::Device(error)) => return Err(error.into()),
         };
         qp.to_init(path)?;
-        Ok(Ok(NewQp { qp, lease, shares: Shares::of(self.qp_size, self.config.bulk_window_of(class)) }))
+        Ok(Ok(NewQp { qp, lease, shares: Shares::of(self.qp_size, self.config.bulk_window) }))
     }
 
     /// Has `create` make something for which there may be no receives left, until it succeeds or peers give back no more of

@@ -451,10 +451,10 @@ async fn queue_pair_of_an_attempt_that_fails_is_destroyed_on_the_control_thread(
     });
     start.recv().unwrap();
     // Nobody waits for this one any more, and the next is refused what comes after its creation.
-    drop(shard.create_qp(&path, TrafficClass::Normal).unwrap().unwrap());
+    drop(shard.create_qp(&path).unwrap().unwrap());
     assert_eq!(fabric.queue_pairs().len(), 3);
     near.host.fail_call_after(1);
-    assert!(shard.create_qp(&path, TrafficClass::Normal).is_err());
+    assert!(shard.create_qp(&path).is_err());
     assert_eq!(fabric.queue_pairs().len(), 4);
     drop(release);
     until("queue pairs stay", || fabric.queue_pairs().len() == 2).await;

@@ -17,8 +17,8 @@ use farcall_rdma::testing::verbs::SystemHost;
 use farcall_rdma::{Completion as Waiting, RdmaConfig};
 
 use super::bulk::{Load, Local, reads};
-use crate::Result;
 use crate::args::{Args, By, Role};
+use crate::{Result, load};
 
 /// The longest message.
 pub(super) const SLOT: usize = 8 << 10;
@@ -85,7 +85,7 @@ impl End {
         Ok(end)
     }
 
-    /// Has the client read or write memory of the server's for ever.
+    /// Has the server read or write memory of the client's for ever, as a server does that is lent memory.
     async fn add_load(&mut self, args: &Args, config: &RdmaConfig, path: &LocalPath) -> Result<()> {
         let qp = match args.by {
             By::Same => Arc::clone(&self.qp),
@@ -96,7 +96,7 @@ impl End {
                 qp
             }
         };
-        if args.role == Role::Server {
+        if args.role == Role::Client {
             let words = (0..args.load_size.div_ceil(8)).map(|_| AtomicU64::new(0)).collect::<Vec<_>>();
             let words = Arc::new(self.device.add_words(Arc::new(words), true).map_err(shown)?);
             qp.alloc_windows(1).map_err(shown)?;
@@ -119,6 +119,17 @@ impl End {
         let mut load = Load::new(args, config.bulk_window, qp, local, remote);
         load.begin()?;
         self.load = Some(load);
+        let socket = self.socket.get_ref().try_clone()?;
+        std::thread::spawn(|| tell_what_moved(BufReader::new(socket)));
+        Ok(())
+    }
+
+    /// Counts what the other end's load has moved.
+    pub(super) fn note_load(&mut self) -> Result<()> {
+        if self.lent.is_some() {
+            let moved: usize = exchange(&mut self.socket, "moved?")?.trim_end().parse()?;
+            load::moved_beside(moved - load::beside() as usize);
+        }
         Ok(())
     }
 
@@ -260,6 +271,14 @@ fn join(qp: &dyn QueuePair, path: &LocalPath, socket: &mut BufReader<TcpStream>)
     qp.to_rtr(path, &remote, &tuning).map_err(shown)?;
     qp.to_rts(PSN, &tuning).map_err(shown)?;
     exchange(socket, "ready").map(drop)
+}
+
+/// Says what the load has moved so far, whenever the other end asks.
+fn tell_what_moved(mut socket: BufReader<TcpStream>) {
+    let mut asked = String::new();
+    while socket.read_line(&mut asked).is_ok_and(|len| len > 0)
+        && writeln!(socket.get_mut(), "{}", load::beside()).is_ok()
+    {}
 }
 
 /// Sends a line, and returns the line of the other end.

@@ -5,7 +5,7 @@
 //! - `add`: the server's device counts.
 //! - `chain`: each payload goes in SENDs of 8 KiB, answered by one byte: what long messages would be without READs.
 //!
-//! Beside `echo`, the client reads (`--load-method lend`) or writes (`fill`) memory of the server's, on a queue pair of its own with
+//! Beside `echo`, the server reads (`--load-method lend`) or writes (`fill`) memory of the client's, on a queue pair of its own with
 //! `--by second`.
 
 mod bulk;
@@ -106,8 +106,10 @@ impl Client {
         let mut times = load::empty();
         self.until(Duration::from_secs_f64(self.args.warmup), &mut times).await?;
         times.reset();
+        self.end.note_load()?;
         let (from, began) = (Moment::now(0, &self.args), Instant::now());
         let done = self.until(Duration::from_secs_f64(self.args.seconds), &mut times).await?;
+        self.end.note_load()?;
         let (took, to) = (began.elapsed(), Moment::now(done, &self.args));
         Ok(Report::new(self.args, from, to, took, &times))
     }

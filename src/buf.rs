@@ -21,7 +21,7 @@ use farcall_core::transport::words;
 /// the peer without a copy, if it is 16 KiB or more and the only long part of its message. Bytes from anywhere else are
 /// copied once. For fewer bytes and elsewhere it is ordinary memory, with which everything works, too; also when
 /// `rdma.bulk_memory` is used up, and while more of it is being registered, in the background, because what there was
-/// did not suffice.
+/// did not suffice. [`Buf::registered`] waits for that instead.
 ///
 /// ```
 /// use std::io::Write;
@@ -37,9 +37,9 @@ use farcall_core::transport::words;
 pub fn buf(capacity: usize) -> Buf {
     #[cfg(feature = "rdma")]
     if let Some(memory) = farcall_rdma::Registered::take(capacity) {
-        return Buf { memory: Memory::Registered(memory), len: 0, ours: 0 };
+        return Buf::of(memory);
     }
-    Buf { memory: Memory::Heap(vec![0; capacity]), len: 0, ours: capacity }
+    Buf::on_heap(capacity)
 }
 
 /// A buffer to send from; see [`buf`](buf()).
@@ -66,6 +66,41 @@ enum Memory {
 }
 
 impl Buf {
+    /// Returns a buffer for `capacity` bytes, as [`buf`](buf()) does, but waits while memory for it is being registered, for milliseconds.
+    /// For buffers that are lent or filled again and again, such as the frames of a page cache: what has no registered memory
+    /// at first never gets some. It is ordinary memory still for less than 16 KiB, where the process has connected to nobody
+    /// by RDMA yet, and where `rdma.bulk_memory` is used up; [`is_registered`](Self::is_registered) tells. Cancel safe.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// let mut frame = farcall::Buf::registered(1 << 20).await;
+    /// frame.resize(1 << 20);
+    /// assert_eq!(frame.len(), 1 << 20);
+    /// # }
+    /// ```
+    pub async fn registered(capacity: usize) -> Self {
+        #[cfg(feature = "rdma")]
+        if let Some(memory) = farcall_rdma::Registered::grow(capacity).await {
+            return Self::of(memory);
+        }
+        Self::on_heap(capacity)
+    }
+
+    #[cfg(feature = "rdma")]
+    fn of(memory: farcall_rdma::Registered) -> Self {
+        Self { memory: Memory::Registered(memory), len: 0, ours: 0 }
+    }
+
+    fn on_heap(capacity: usize) -> Self {
+        Self { memory: Memory::Heap(vec![0; capacity]), len: 0, ours: capacity }
+    }
+
+    /// Whether a device can read its memory, and write there, without a copy.
+    pub fn is_registered(&self) -> bool {
+        !matches!(self.memory, Memory::Heap(_) | Memory::Received(_))
+    }
+
     /// How many bytes it can hold.
     pub fn capacity(&self) -> usize {
         self.memory.bytes().len()
@@ -284,11 +319,10 @@ impl io::Write for Buf {
 
 impl fmt::Debug for Buf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let registered = !matches!(self.memory, Memory::Heap(_) | Memory::Received(_));
         f.debug_struct("Buf")
             .field("len", &self.len)
             .field("capacity", &self.capacity())
-            .field("registered", &registered)
+            .field("registered", &self.is_registered())
             .finish()
     }
 }

@@ -22,6 +22,15 @@ impl Registered {
         crate::resources::take_anywhere(len).map(Self)
     }
 
+    /// As [`take`](Self::take), but waits while more memory is being registered. `None`: a device will not have some soon. Cancel
+    /// safe.
+    pub async fn grow(len: usize) -> Option<Self> {
+        if len < crate::link::LEAST_EXPOSED {
+            return None;
+        }
+        crate::resources::grow_anywhere(len).await.map(Self)
+    }
+
     /// The first `len` bytes as what can be sent, without a copy.
     ///
     /// # Panics

@@ -25,9 +25,11 @@ pub(crate) trait Echo {
     async fn get(&self, size: u64) -> farcall::Result<Bytes>;
 
     /// Reads what is lent, and returns its length.
+    #[rpc(class = Bulk)]
     async fn lend(&self, data: BulkRead) -> farcall::Result<u64>;
 
     /// Writes the server's payload to what is lent, and returns its length.
+    #[rpc(class = Bulk)]
     async fn fill(&self, into: BulkWrite) -> farcall::Result<u64>;
 
     /// Returns memory of the server's that may be read and counted in.
@@ -197,11 +199,14 @@ impl Client {
     }
 
     async fn fill(&mut self) -> Result<usize> {
-        let buffer = self.buffer.take().unwrap_or_else(|| {
-            let mut buffer = farcall::buf(self.size);
-            buffer.resize(self.size);
-            buffer
-        });
+        let buffer = match self.buffer.take() {
+            Some(buffer) => buffer,
+            None => {
+                let mut buffer = Buf::registered(self.size).await;
+                buffer.resize(self.size);
+                buffer
+            }
+        };
         let (into, loan) = BulkWrite::lend(buffer);
         let moved = self.echo.fill(into).timeout(DEADLINE).await? as usize;
         self.buffer = Some(loan.reclaim().await);

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock, PoisonError, RwLock, RwL
 use std::time::{Duration, Instant};
 
 use farcall_core::transport::Direction;
+use tokio::sync::oneshot;
 
 use super::control::Control;
 use crate::device::{Arena, Device, Extent, ReadTarget, lockable};
@@ -167,6 +168,25 @@ impl RendezvousPool {
         true
     }
 
+    /// Returns memory for a message of this length, and waits while it is being registered. `None`: there may be no more.
+    async fn take_or_grow(self: &Arc<Self>, direction: Direction, len: usize) -> Option<Extent> {
+        loop {
+            let taken = self.take(direction, len);
+            if taken.is_some() {
+                return taken;
+            }
+            let (sender, grown) = oneshot::channel();
+            let tell = move || {
+                let _ = sender.send(());
+            };
+            if !self.grow(direction, len, Some(Box::new(tell))) {
+                return None;
+            }
+            // An error means that nothing can be registered any more.
+            grown.await.ok()?;
+        }
+    }
+
     /// Bytes that messages and views of them have.
     pub(crate) fn in_use(&self) -> usize {
         let taken = |half: &Half| {
@@ -316,6 +336,18 @@ pub(crate) fn take_anywhere(len: usize) -> Option<Extent> {
     })
 }
 
+/// As [`take_anywhere`], but waits while more is being registered.
+pub(crate) async fn grow_anywhere(len: usize) -> Option<Extent> {
+    let open: Vec<_> = registry().iter().filter_map(Weak::upgrade).collect();
+    for bulk in open {
+        let taken = bulk.take_or_grow(Direction::Request, len).await;
+        if taken.is_some() {
+            return taken;
+        }
+    }
+    None
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc::channel;
@@ -342,19 +374,8 @@ mod tests {
 
     /// Takes memory, after waiting for it if it has to be registered.
     fn take(bulk: &Arc<RendezvousPool>, direction: Direction, len: usize) -> Option<Extent> {
-        loop {
-            if let Some(extent) = bulk.take(direction, len) {
-                return Some(extent);
-            }
-            let (sender, grown) = channel();
-            let tell = move || {
-                let _ = sender.send(());
-            };
-            if !bulk.grow(direction, len, Some(Box::new(tell))) {
-                return None;
-            }
-            grown.recv().unwrap();
-        }
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(bulk.take_or_grow(direction, len))
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! page by page. For a payload of 64 KiB that costs more than the call.
 
 use std::cell::Cell;
-use std::collections::VecDeque;
+use std::collections::{TryReserveError, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytes::{Bytes, BytesMut};
@@ -63,10 +63,21 @@ fn spare() -> MutexGuard<'static, Spare> {
 
 /// Returns an empty buffer with room for this many bytes, rounded up to a multiple of 16 KiB. Callers of [`give`] and
 /// [`share`] pass the room on: a buffer does not know it once a part has been split off.
-pub fn take(least: usize) -> BytesMut {
+///
+/// # Errors
+///
+/// The process has no memory for it.
+pub fn take(least: usize) -> Result<BytesMut, TryReserveError> {
     let size = least.next_multiple_of(STEP);
     let found = if size <= LONGEST { spare().take(size) } else { None };
-    found.unwrap_or_else(|| BytesMut::with_capacity(size))
+    found.map_or_else(|| allocate(size), Ok)
+}
+
+fn allocate(size: usize) -> Result<BytesMut, TryReserveError> {
+    // A `BytesMut` can't be asked for memory without a panic, but a `Vec` can, and it is the same memory.
+    let mut memory = Vec::new();
+    memory.try_reserve_exact(size)?;
+    Ok(Bytes::from(memory).into())
 }
 
 /// Keeps a buffer with room for `size` bytes for reuse, unless others have views of it.
@@ -155,6 +166,13 @@ mod tests {
         large.buffer().reserve(1 << 20);
         recycle(large.finish().into_buffer());
         assert!(SMALL.take().is_none());
+    }
+
+    #[test]
+    fn a_buffer_that_memory_has_no_room_for_is_an_error() {
+        assert!(take(isize::MAX as usize - STEP).is_err());
+        let buffer = take(STEP - 1).unwrap();
+        assert_eq!((buffer.len(), buffer.capacity()), (0, STEP));
     }
 
     #[test]

@@ -61,9 +61,10 @@ pub struct Limits {
     /// alone. Default 256 MiB; at least 64 KiB.
     pub request_memory: u64,
     /// For servers: how much memory all clients together may make the process hold, in bytes. Counted are messages that
-    /// have arrived in part, arguments of handlers that run and their decoded form, items and answers that were not read, and
-    /// the connections themselves. Default 0: a quarter of what the machine, the control group and the limit on address space
-    /// (`ulimit -v`) allow, shared by all servers of the process that leave this at 0.
+    /// have arrived in part with the buffers that they are read to, arguments of handlers that run and their decoded form beyond
+    /// 8 KiB, items and answers that were not read, and the connections themselves. Default 0: a quarter of what the machine,
+    /// the control group and the limit on address space (`ulimit -v`) allow, shared by all servers of the process that leave this
+    /// at 0.
     ///
     /// Above five eighths of it, connections that hold more than their share are not read; after a second their calls fail
     /// RESOURCE_EXHAUSTED, not executed. Above seven eighths, the connection that holds most is closed, and told why. The last

@@ -321,6 +321,37 @@ async fn no_more_is_unpacked_at_once_than_may_be_assembled() {
     }
 }
 
+/// Two calls for one of which there is room. The other waits compressed.
+#[tokio::test]
+async fn arguments_count_as_they_came_and_as_they_are_unpacked() {
+    // The link has room for two that are half as long.
+    const LEN: usize = 256 << 10;
+    let mut limits = Limits::default();
+    (limits.max_message, limits.max_assembly, limits.memory) = (LEN as u64, LEN as u64, 1 << 30);
+    let (host, _) = host(Settings { calls: set(Zstd).calls, ..plain(limits) });
+    let (near, far) = memory::pair();
+    host.serve(far);
+    let mut peer = Peer::greeted(near, compressing(0)).await;
+    peer.bind(&info("test"));
+    let packed = zstd::bulk::compress(&half_noise(LEN, 1), 3).unwrap();
+    let request = request(HANG, 1, LEN as u32, &packed);
+    for call in 1..=2 {
+        peer.begin(FrameType::REQUEST, call, request.len() as u32, b"");
+        for part in request.chunks(100 << 10) {
+            peer.session_frame(FrameType::FRAGMENT, call, 0, Bytes::copy_from_slice(part));
+        }
+    }
+    let held = || host.memory().peers().iter().map(|peer| peer.arguments).sum::<usize>();
+    for (calls, unpacked) in [(2, LEN), (1, LEN), (0, 0)] {
+        let least = calls * packed.len() + unpacked;
+        until("other than expected is counted", || (least..=least + (32 << 10)).contains(&held())).await;
+        if calls > 0 {
+            let runs = 3 - calls as u64;
+            peer.session_frame(FrameType::CANCEL, runs, 0, &[0][..]);
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_call_that_waits_to_be_unpacked_can_be_given_up() {
     let mut limits = Limits::default();

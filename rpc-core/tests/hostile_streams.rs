@@ -121,6 +121,15 @@ const OFFENCES: &[(&str, Offence)] = &[
     }),
     ("was never made", |p| p.session_frame(FrameType::ITEM, 1, 0, item(1))),
     ("was never made", |p| p.session_frame(FrameType::WINDOW, 7, 0, window(1, 1))),
+    ("end.body", |p| {
+        p.request(1, SUM, b"");
+        let payload = Payload::new(Bytes::new(), vec![Bytes::new(); 30_000]);
+        let end = EndHead { reason: EndReason::Completed, items: 0 };
+        let end = whole(Content { payload, ..Content::default() }, |content, out| {
+            end.encode(content, out).unwrap()
+        });
+        p.session_frame(FrameType::END, 1, 0, end);
+    }),
     ("end.reason", |p| {
         p.request(1, SUM, b"");
         p.session_frame(FrameType::END, 1, 0, "\x05");

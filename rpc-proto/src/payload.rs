@@ -12,6 +12,8 @@ use bytes::{Bytes, BytesMut};
 #[cfg(feature = "prost")]
 use farcall_segments::Segments;
 
+#[cfg(feature = "prost")]
+pub(crate) use self::allowance::FREE;
 pub use self::allowance::{MemoryGrant, OpenGrant, TooLarge};
 pub(crate) use self::body::Body;
 use self::body::Written;
@@ -72,6 +74,16 @@ impl Payload {
     /// The length of body and attachments in bytes: what size limits are held against.
     pub fn len(&self) -> usize {
         self.body_len() + self.attachments().iter().map(Bytes::len).sum::<usize>()
+    }
+
+    /// How many attachments there are, or were before they were compressed.
+    pub fn attachment_count(&self) -> usize {
+        self.as_packed().map_or_else(|| self.attachments().len(), |packed| packed.attachments().len())
+    }
+
+    /// The memory of the bytes and of the list of attachments, in bytes: a peer may send thousands of empty ones.
+    pub fn memory(&self) -> usize {
+        self.len() + self.attachment_count() * size_of::<Bytes>()
     }
 
     /// Whether there is nothing in it.

@@ -227,7 +227,7 @@ impl TcpLink {
             }
             self.write_on(&*handler);
         };
-        self.reading().over = true;
+        self.stop_reading();
         if self.closing.load(Ordering::Acquire) {
             // The side that closed it knows. To it, the end of the link means that all has left.
             self.finish(Some(&*handler)).await;
@@ -236,6 +236,13 @@ impl TcpLink {
             handler.closed(end);
             self.finish(None).await;
         }
+    }
+
+    /// Ends reading. Others may keep the link for long, but not its buffers.
+    fn stop_reading(&self) {
+        let mut reading = self.reading();
+        reading.over = true;
+        reading.reader.free();
     }
 
     /// Waits until there is something to read, or room to write for who needs it, or attention is called for.
@@ -355,7 +362,10 @@ impl TcpLink {
         result
     }
 
-    fn end_batch(&self, reader: &Reader, handler: &dyn LinkHandler) {
+    fn end_batch(&self, reader: &mut Reader, handler: &dyn LinkHandler) {
+        if let Some(bytes) = reader.changed_memory() {
+            handler.holds(bytes);
+        }
         self.received.store(reader.bytes_read, Ordering::Relaxed);
         self.copied.store(reader.bytes_copied, Ordering::Relaxed);
         self.amid_frame.store(reader.is_amid_frame(), Ordering::Relaxed);

@@ -63,6 +63,8 @@ pub(crate) struct Reader {
     /// Where short frames are copied to.
     small_frames: BytesMut,
     retired: VecDeque<BytesMut>,
+    /// The memory of all buffers that the handler was told of, in bytes.
+    told: usize,
     read_size: usize,
     /// The length of the long frame that stands first, or of the last one: the next may be as long, and can then be read as
     /// a whole to where it stays. 0: short ones come.
@@ -94,6 +96,7 @@ impl Reader {
             size: 2 * FIRST,
             small_frames: BytesMut::new(),
             retired: VecDeque::new(),
+            told: 0,
             read_size: FIRST,
             long: 0,
             greeted: false,
@@ -131,7 +134,7 @@ impl Reader {
             return Ok(true);
         }
         if self.bulk.is_none() {
-            self.make_room();
+            self.make_room()?;
         }
         let (buffer, most) = match &mut self.bulk {
             // With the header of the frame behind it, where there is room: it may be another long one.
@@ -167,7 +170,7 @@ impl Reader {
                     target.truncate(end);
                     self.finish_bulk(handler)?;
                     self.long = 0;
-                    self.make_room();
+                    self.make_room()?;
                     self.buffer.extend_from_slice(&next[..behind]);
                     self.deliver(handler)?;
                 }
@@ -207,7 +210,7 @@ impl Reader {
             Ok(n) => {
                 self.long = 0;
                 self.read_size = self.read_size.max(n);
-                self.make_room();
+                self.make_room()?;
                 self.buffer.extend_from_slice(&room[..n]);
                 self.bytes_read += n as u64;
                 self.bytes_copied += n as u64;
@@ -234,6 +237,20 @@ impl Reader {
         self.bulk.is_some() || !self.buffer.is_empty()
     }
 
+    /// Returns how much memory the buffers take, in bytes, unless it is what was returned last. The first buffer does not count, and
+    /// the handler counts its [own](Bulk).
+    #[inline]
+    pub(crate) fn changed_memory(&mut self) -> Option<usize> {
+        let memory = self.size.saturating_sub(2 * FIRST) + self.retired.len() * BUFFER;
+        (std::mem::replace(&mut self.told, memory) != memory).then_some(memory)
+    }
+
+    /// Frees the buffers, because nothing is read any more.
+    pub(crate) fn free(&mut self) {
+        (self.buffer, self.size, self.bulk) = (BytesMut::new(), 0, None);
+        self.retired.clear();
+    }
+
     fn end(&self) -> ReadEnd {
         if !self.is_amid_frame() && self.greeted {
             ReadEnd::Eof
@@ -245,22 +262,23 @@ impl Reader {
     }
 
     /// Makes room for a read in the buffer.
-    fn make_room(&mut self) {
+    fn make_room(&mut self) -> Result<(), ReadEnd> {
         if self.long > 0 {
             if self.buffer.capacity() < self.long {
-                self.go_on_in(buffer_pool::take(self.long + HEADER_LEN));
+                self.go_on_in(take(self.long + HEADER_LEN)?);
             }
-            return;
+            return Ok(());
         }
         let room = self.buffer.capacity() - self.buffer.len();
         // Short frames must not keep the buffer of a long one.
         let fits = self.size <= BUFFER;
         if fits && (room >= self.read_size || self.buffer.try_reclaim(self.read_size)) {
-            return;
+            return Ok(());
         }
         let free = self.retired.iter_mut().rposition(|old| old.try_reclaim(BUFFER));
         let free = free.and_then(|i| self.retired.remove(i));
-        self.go_on_in(free.unwrap_or_else(|| buffer_pool::take(BUFFER)));
+        self.go_on_in(free.map_or_else(|| take(BUFFER), Ok)?);
+        Ok(())
     }
 
     fn go_on_in(&mut self, mut fresh: BytesMut) {
@@ -451,6 +469,14 @@ impl Reader {
         self.greeted = true;
         Ok(true)
     }
+}
+
+fn take(least: usize) -> Result<BytesMut, ReadEnd> {
+    buffer_pool::take(least).map_err(|_| {
+        ReadEnd::Failed(format!(
+            "this process has no memory for {least} bytes of what the peer sends; give it more, or lower limits.memory"
+        ))
+    })
 }
 
 const SPEAKS_TLS: &str = "the peer speaks TLS, and this side does not; a server needs a [tls] section for that, and a client \

@@ -124,9 +124,7 @@ impl CallStreams {
             FrameType::ITEM => {
                 let incoming = state.incoming.as_mut().ok_or_else(|| none("item"))?;
                 if incoming.half.on_item(ItemHead::count(&bytes)?, bytes.len() as u64)? {
-                    incoming.queued += bytes.len();
-                    incoming.gauge.set(incoming.queued);
-                    incoming.queue.push_back(bytes);
+                    incoming.push(bytes);
                     wakers.extend(incoming.waker.take());
                 }
             }

@@ -163,7 +163,7 @@ impl<S: Source> Pump<S> {
 
     /// Makes one message of the items that the source has. Returns true if it has no more now.
     fn fill(&mut self, sender: &Sender, room: u64, cx: &mut TaskContext<'_>) -> bool {
-        let many = self.many.then(|| buffer_pool::take(MANY_ITEMS));
+        let many = self.many.then(|| buffer_pool::take(MANY_ITEMS).ok()).flatten();
         let size = many.as_ref().map_or(0, BytesMut::capacity);
         let (mut batch, mut by) = (Batch::new(many.map_or_else(Encoder::new, Encoder::to)), None);
         let polling = Polling::of(&self.streams);

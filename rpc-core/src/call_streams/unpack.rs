@@ -4,6 +4,7 @@ use std::task::{Context as TaskContext, Poll, ready};
 
 use super::call::{CallStreams, Ended};
 use crate::compress::{Compression, Room};
+use crate::memory::{Gauge, Use};
 use crate::metadata::AnswerMetadata;
 use crate::payload::Payload;
 use crate::proto::wire::{Content, EndReason, ItemHead, WireError, encode_status};
@@ -17,6 +18,8 @@ pub(super) struct Unpack {
     len: u64,
     item: Option<BoxFuture<Result<(Payload, Room), Status>>>,
     room: Option<Room>,
+    /// Counts the memory of the items. `None`: the connection is gone.
+    gauge: Option<Gauge>,
 }
 
 impl Unpack {
@@ -30,6 +33,7 @@ impl Unpack {
     ) -> Result<Box<Self>, WireError> {
         let (by, is_answer) = (payload.compression(), streams.is_answer());
         let unpacking = streams.unpacking().clone();
+        let gauge = streams.table().map(|table| Gauge::new(table.sender.account(), Use::Items));
         let admitted = match payload.as_packed() {
             Some(packed) => unpacking.admit(packed)?,
             None => Ok(()),
@@ -40,7 +44,7 @@ impl Unpack {
             admitted.map_err(|too_long| too_long.status(what, whose))?;
             unpacking.unpack(payload).await.map_err(|why| why.status(what))
         });
-        Ok(Box::new(Self { by, head, len, item: Some(item), room: None }))
+        Ok(Box::new(Self { by, head, len, item: Some(item), room: None, gauge }))
     }
 
     pub(super) fn by(&self) -> Compression {
@@ -59,6 +63,7 @@ impl Unpack {
         self.item = None;
         Poll::Ready(unpacked.map_err(failed).map(|(payload, room)| {
             self.room = Some(room);
+            self.gauge.iter_mut().for_each(|gauge| gauge.set(payload.memory()));
             (self.head, Content { payload, ..Content::default() }, self.len)
         }))
     }
@@ -66,6 +71,7 @@ impl Unpack {
     /// Frees the memory of items that have been read.
     pub(super) fn give_back(&mut self) {
         self.room = None;
+        self.gauge.iter_mut().for_each(|gauge| gauge.set(0));
     }
 }
 

@@ -95,6 +95,10 @@ impl LinkHandler for LinkReceiver {
         }
     }
 
+    fn holds(&self, bytes: usize) {
+        self.connection.receiving.lock().set_buffers(bytes);
+    }
+
     fn amid_frame(&self) {
         self.connection.note_amid_message();
     }
@@ -106,7 +110,10 @@ impl LinkHandler for LinkReceiver {
     fn closed(&self, end: LinkEnd) {
         self.ended.store(true, Ordering::Relaxed);
         match self.route {
-            Route::Stream => self.connection.on_stream_closed(&end),
+            Route::Stream => {
+                self.holds(0);
+                self.connection.on_stream_closed(&end);
+            }
             Route::Upgraded(epoch) => self.connection.on_upgraded_closed(epoch, &end),
         }
     }

@@ -203,7 +203,7 @@ impl Connection {
         Arc::new_cyclic(|me: &Weak<Self>| {
             let encryption = if stream.is_encrypted() { ENCRYPTION } else { 0 };
             let gauge = Gauge::holding(&account, Use::Session, SESSION + encryption);
-            let partial = Gauge::new(&account, Use::Partial);
+            let receiving = Mutex::new(receive::Receiving::new(limits, &account));
             let sender = Sender::new(terms, stream, account, runtime.clone(), me.clone());
             let streams = StreamTable::new(sender.clone(), unpacking.clone());
             let accesses = Accesses::new(sender.clone(), runtime.clone());
@@ -216,7 +216,7 @@ impl Connection {
                 me: me.clone(),
                 runtime,
                 sender,
-                receiving: Mutex::new(receive::Receiving::new(limits, partial)),
+                receiving,
                 heard: AtomicU64::new(0),
                 calls,
                 dispatch,

@@ -36,10 +36,12 @@ pub(super) struct Receiving {
     last_call: u64,
     /// The memory of the inbox.
     gauge: Gauge,
+    /// The memory of the stream link's buffers.
+    buffers: Gauge,
 }
 
 impl Receiving {
-    pub(super) fn new(limits: Limits, gauge: Gauge) -> Self {
+    pub(super) fn new(limits: Limits, account: &Arc<Account>) -> Self {
         Self {
             inbox: Inbox::new(limits),
             upgrade_state: UpgradeState::default(),
@@ -49,8 +51,15 @@ impl Receiving {
             in_order: InOrder::new(),
             announced: RemoteServices::default(),
             last_call: 0,
-            gauge,
+            gauge: Gauge::new(account, Use::Partial),
+            buffers: Gauge::new(account, Use::Partial),
         }
+    }
+
+    /// Counts the memory of the stream link's buffers, in bytes.
+    #[cold]
+    pub(super) fn set_buffers(&mut self, bytes: usize) {
+        self.buffers.set(bytes);
     }
 
     /// Counts the memory of the inbox. Returns whether there is any: a message has arrived in part.

@@ -17,14 +17,13 @@ use crate::admission::Admitted;
 use crate::compress::LONG;
 use crate::context::{Context, Current};
 use crate::decoding::in_task;
-use crate::memory::{Gauge, Use};
+use crate::memory::{Gauge, Use, kept_by};
 use crate::payload::Payload;
 use crate::proto::small_frames::SmallFrames;
 use crate::proto::wire::FrameType;
 use crate::reply::Reply;
 use crate::service::{self, HandlerFuture, IncomingCall};
 use crate::status::Executed;
-use crate::transport::{SHARED_BUFFER, SHORT_PAYLOAD, SHORT_PAYLOADS_SHARE};
 
 /// The memory of a task beside the arguments, in bytes.
 const TASK: usize = 2048;
@@ -114,7 +113,7 @@ impl Dispatch {
             self.serve_when_modest(call, found, IncomingCall { context, payload, streams }, admitted);
             return None;
         }
-        let size = payload.short_len().map_or_else(|| long_len(&payload), |len| len as usize);
+        let size = payload.short_len().map_or_else(|| memory_of(&payload), |len| len as usize);
         if !place.has_room() {
             self.serve_later(call, found, IncomingCall { context, payload, streams }, admitted);
             return None;
@@ -135,15 +134,10 @@ impl Dispatch {
             }
             Poll::Pending => {
                 let AtWork { future, .. } = std::mem::take(at_work);
-                self.spawn(
-                    call,
-                    HandlerTask::new(
-                        current.end(),
-                        future,
-                        Some(HandlerPermit::new(&self.limit)),
-                        self.gauge(size),
-                    ),
-                );
+                let context = current.end();
+                let gauge = self.gauge(size, &context);
+                let permit = Some(HandlerPermit::new(&self.limit));
+                self.spawn(call, HandlerTask::new(context, future, permit, gauge));
                 None
             }
         }
@@ -202,7 +196,7 @@ impl Dispatch {
             match unpacking.unpack(payload).await {
                 // The room is held until the handler is done with the arguments.
                 Ok((payload, _room)) => {
-                    let _gauge = Gauge::holding(&account, Use::Arguments, payload.len());
+                    let _gauge = Gauge::holding(&account, Use::Arguments, payload.memory());
                     service::call(service, method, IncomingCall { context, payload, streams }).await
                 }
                 Err(why) => Reply::Status(why.status("the arguments").with_executed(Executed::No)),
@@ -233,7 +227,7 @@ impl Dispatch {
     ) {
         let Some(this) = self.me.upgrade() else { return };
         let (room, context) = (self.limit.clone().room(), request.context.clone());
-        let gauge = self.gauge(request.payload.len());
+        let gauge = self.gauge(request.payload.memory(), &context);
         let future = Box::pin(async move {
             let _alive = room.await;
             this.handle_late(found, request, admitted).await
@@ -252,7 +246,7 @@ impl Dispatch {
     ) {
         let Some(this) = self.me.upgrade() else { return };
         let (limit, context) = (self.limit.clone(), request.context.clone());
-        let gauge = self.gauge(request.payload.len());
+        let gauge = self.gauge(request.payload.memory(), &context);
         let future = Box::pin(async move {
             let account = this.sender.account().clone();
             account.clone().until_modest().await;
@@ -268,27 +262,16 @@ impl Dispatch {
     /// Completes a call whose handler is done, but whose answer takes long to make.
     #[cold]
     fn complete_in_task(&self, call: u64, reply: Reply) {
-        let done = Box::pin(std::future::ready(reply));
-        self.spawn(
-            call,
-            HandlerTask::new(
-                Context::background(),
-                Some(done),
-                Some(HandlerPermit::new(&self.limit)),
-                self.gauge(0),
-            ),
-        );
+        let (done, context) = (Box::pin(std::future::ready(reply)), Context::background());
+        let gauge = self.gauge(0, &context);
+        let permit = Some(HandlerPermit::new(&self.limit));
+        self.spawn(call, HandlerTask::new(context, Some(done), permit, gauge));
     }
 
-    /// Counts the memory of a handler that has become a task: its arguments, which may be views of a longer buffer, and the
-    /// task.
-    fn gauge(&self, arguments: usize) -> Gauge {
-        let kept = match arguments {
-            0 => 0,
-            1..SHORT_PAYLOAD => SHORT_PAYLOADS_SHARE,
-            len => len.max(SHARED_BUFFER),
-        };
-        Gauge::holding(self.sender.account(), Use::Arguments, kept + TASK)
+    /// Counts the memory of a handler that has become a task: its arguments, the metadata, and the task.
+    fn gauge(&self, arguments: usize, context: &Context) -> Gauge {
+        let memory = kept_by(arguments) + context.metadata().size() + TASK;
+        Gauge::holding(self.sender.account(), Use::Arguments, memory)
     }
 
     fn spawn(&self, call: u64, handler: HandlerTask) {
@@ -313,6 +296,6 @@ impl Dispatch {
 }
 
 #[cold]
-fn long_len(payload: &Payload) -> usize {
-    payload.len()
+fn memory_of(payload: &Payload) -> usize {
+    payload.memory()
 }

@@ -23,13 +23,14 @@ pub(crate) use self::account::{Account, Gauge};
 use self::meter::Meter;
 use crate::origin::Origin;
 use crate::sync::{Mutex, rank};
+use crate::transport::{SHARED_BUFFER, SHORT_PAYLOAD, SHORT_PAYLOADS_SHARE};
 
 /// The use of memory that is held for a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
     /// The connection itself.
     Session,
-    /// Messages that have arrived in part.
+    /// Messages that have arrived in part, and the buffers that links read to.
     Partial,
     /// The arguments of handlers that run.
     Arguments,
@@ -41,6 +42,16 @@ pub(crate) enum Use {
 
 /// How many uses there are.
 const USES: usize = 5;
+
+/// Returns how much memory received bytes of this length may keep, in bytes: they may be a view of a longer buffer.
+#[inline]
+pub(crate) fn kept_by(len: usize) -> usize {
+    match len {
+        0 => 0,
+        1..SHORT_PAYLOAD => SHORT_PAYLOADS_SHARE,
+        len => len.max(SHARED_BUFFER),
+    }
+}
 
 /// A limit on the memory that peers make this process hold. Clones of its `Arc` share it.
 #[derive(Debug)]
@@ -84,7 +95,7 @@ pub struct PeerMemory {
     pub connections: usize,
     /// The memory of the connections themselves, in bytes.
     pub sessions: usize,
-    /// Messages that have arrived in part, in bytes.
+    /// Messages that have arrived in part, and the buffers that they are read to, in bytes.
     pub partial: usize,
     /// The arguments of handlers that run, in bytes.
     pub arguments: usize,

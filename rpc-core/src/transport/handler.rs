@@ -63,6 +63,12 @@ pub trait LinkHandler: Send + Sync {
     /// Called when everything that had arrived has been delivered, so that answers to it can be sent together.
     fn batch_end(&self) {}
 
+    /// Called when the memory of the link's receive buffers has changed, with its size in bytes. A [buffer](Self::buffer) of the
+    /// handler does not count, nor the few KiB that every link has. The link need not report its end: then it has none.
+    fn holds(&self, bytes: usize) {
+        let _ = bytes;
+    }
+
     /// Called when the link waits for the rest of a frame.
     fn amid_frame(&self) {}
 

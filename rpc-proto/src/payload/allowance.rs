@@ -5,8 +5,9 @@ use std::fmt;
 /// How much memory the values of one message may take, in bytes, if nothing else is set.
 const MOST: u32 = 256 << 20;
 
-/// How much of it nobody is asked for, in bytes. Most messages need no more.
-const FREE: u32 = 64 << 10;
+/// How much of it nobody is asked for, in bytes. Most messages need no more. A peer has thousands of calls in progress and makes each
+/// hold as much, so it must not be much more than is counted for every call.
+pub(crate) const FREE: u32 = 8 << 10;
 
 /// An account of the memory that values take. It counts what it has granted until it is dropped or reset.
 pub trait MemoryGrant: fmt::Debug + Send + Sync {

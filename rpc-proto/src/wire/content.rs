@@ -73,7 +73,7 @@ impl RequestHead {
     /// Appends all that goes before the body, unless the content has more than [`MAX_ATTACHMENTS`] or a part of
     /// 4 GiB.
     pub fn encode(&self, content: &Content, out: &mut impl BufMut) -> Result<(), TooLong> {
-        let attachments = len16(content.attachments(), "request.attachments")?;
+        let attachments = len16(content.payload.attachment_count(), "request.attachments")?;
         let mut b = [0; REQUEST_PREFIX - 4];
         b[0..2].copy_from_slice(&self.service.to_le_bytes());
         b[2..4].copy_from_slice(&self.method.to_le_bytes());
@@ -157,7 +157,7 @@ impl ResponseHead {
     /// Appends all that goes before the body, unless the content has more than [`MAX_ATTACHMENTS`] or a part of
     /// 4 GiB.
     pub fn encode(&self, content: &Content, out: &mut impl BufMut) -> Result<(), TooLong> {
-        let [a, b] = len16(content.attachments(), "response.attachments")?.to_le_bytes();
+        let [a, b] = len16(content.payload.attachment_count(), "response.attachments")?.to_le_bytes();
         out.put_slice(&[self.kind as u8, content.payload.compression().to_wire(), a, b]);
         content.encode_lengths(out)
     }
@@ -235,17 +235,9 @@ impl Content {
         (!is_plain).then(|| Box::new(self.metadata.clone()))
     }
 
-    /// How many attachments there are, or were before they were compressed.
-    pub(super) fn attachments(&self) -> usize {
-        match self.payload.as_packed() {
-            Some(packed) => packed.attachments().len(),
-            None => self.payload.attachments().len(),
-        }
-    }
-
     pub(super) fn lengths_len(&self) -> usize {
         let long = usize::from(self.metadata.len() >= usize::from(LONG_METADATA));
-        4 + 1 + 4 * long + self.metadata.len() + 4 * self.attachments()
+        4 + 1 + 4 * long + self.metadata.len() + 4 * self.payload.attachment_count()
     }
 
     pub(super) fn encode_lengths(&self, out: &mut impl BufMut) -> Result<(), TooLong> {

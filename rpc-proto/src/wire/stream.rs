@@ -27,7 +27,7 @@ impl ItemHead {
     /// 4 GiB.
     pub fn encode(&self, content: &Content, out: &mut impl BufMut) -> Result<(), TooLong> {
         out.put_u16_le(self.more);
-        out.put_u16_le(len16(content.attachments(), "item.attachments")?);
+        out.put_u16_le(len16(content.payload.attachment_count(), "item.attachments")?);
         content.encode_lengths(out)
     }
 
@@ -338,7 +338,7 @@ impl EndHead {
         let items = r.u64("end.items")?;
         let content = Content::decode(r, attachments, Some(Compression::None))?;
         let says_why = matches!(reason, EndReason::Status | EndReason::Error);
-        if !says_why && !content.payload.is_empty() {
+        if !says_why && content.payload.memory() > 0 {
             return Err(WireError::new("end.body", "is of no use"));
         }
         Ok((Self { reason, items }, content))

@@ -197,7 +197,7 @@ impl State {
             return Err(self.let_go());
         }
         if !self.incoming.try_reclaim(SHARED_BUFFER) {
-            self.incoming = buffer_pool::take(SHARED_BUFFER);
+            self.incoming = buffer_pool::take(SHARED_BUFFER)?;
         }
         let mut buffer = (&mut self.incoming).limit(SHARED_BUFFER);
         let (read, is_drained) = stream.read(&mut buffer, SHARED_BUFFER);

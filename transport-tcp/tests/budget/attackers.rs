@@ -3,13 +3,15 @@
 use std::net::{Ipv4Addr, SocketAddr};
 
 use bytes::BytesMut;
-use farcall_core::proto::wire::{Bind, BindMethod, Close, FrameType, HEADER_LEN, Header, PREFACE, flags};
+use farcall_core::proto::wire::{
+    Bind, BindMethod, Close, FrameType, HEADER_LEN, Header, Hello, PREFACE, features, flags,
+};
 use farcall_core::testing::{hello, request};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 
 use crate::PATIENCE;
-use crate::server::{BIG, ECHO, HANG, info};
+use crate::server::{BIG, ECHO, HANG, HOLD, IGNORE, info};
 
 /// A client that sends single frames, valid or not, and reads when it is told to.
 pub(crate) struct Attacker {
@@ -37,11 +39,13 @@ impl Attacker {
         socket.write_all(PREFACE).await.ok()?;
         let mut attacker = Self { socket, seq: 0 };
         let mut payload = BytesMut::new();
-        hello().encode(&mut payload);
+        let features = features::STREAMS;
+        Hello { features, stream_items: 10, stream_bytes: 1000, ..hello() }.encode(&mut payload);
         attacker.send(Header::new(FrameType::HELLO, 0), &payload).await;
         let info = info();
         let methods = info.methods.iter();
-        let methods = methods.map(|m| BindMethod { hash: m.hash(), kind: 0, fingerprint: m.fingerprint });
+        let methods =
+            methods.map(|m| BindMethod { hash: m.hash(), kind: m.kind as u8, fingerprint: m.fingerprint });
         let bind = Bind { service: 0, name: "test".into(), codec: "raw".into(), methods: methods.collect() };
         payload.clear();
         bind.encode(&mut payload);
@@ -104,6 +108,80 @@ impl Attacker {
         }
         None
     }
+}
+
+/// Sends a frame of the greatest length but for its last byte.
+pub(crate) async fn half_a_frame(mut attacker: Attacker) -> Attacker {
+    const LEN: u32 = 256 << 10;
+    attacker.seq += 1;
+    let header = Header { seq: attacker.seq, len: LEN, ..Header::new(FrameType::REQUEST, 1) };
+    let frame = [&header.encode()[..], &vec![0; LEN as usize - 1]].concat();
+    // The server may have closed it.
+    let _ = attacker.socket.write_all(&frame).await;
+    attacker
+}
+
+/// Sends short items that nobody reads. Each comes among frames that are skipped, with which it shares a buffer.
+pub(crate) async fn unread_items(mut attacker: Attacker) -> Attacker {
+    const SKIPPED: FrameType = FrameType(0xbf);
+    let item = [&[0; 4][..], &1100_u32.to_le_bytes(), &[0; 1101]].concat();
+    for call in 1..1000 {
+        let mut goes_on = attacker.request(call, IGNORE, b"").await;
+        for _ in 0..50 {
+            goes_on &= attacker.message(FrameType::ITEM, call, 0, &item).await;
+            for _ in 0..4 {
+                goes_on &= attacker.message(SKIPPED, 0, 0, &[0; 15_000]).await;
+            }
+        }
+        if !goes_on {
+            break;
+        }
+    }
+    attacker
+}
+
+/// Calls with lists of empty elements, which take much more memory than bytes.
+pub(crate) async fn empty_elements(mut attacker: Attacker) -> Attacker {
+    // The length, and then a byte for each element: 54 KiB.
+    const ELEMENTS: usize = 220;
+    let list = [&[0x80 | (ELEMENTS % 128) as u8, (ELEMENTS / 128) as u8][..], &[0; ELEMENTS]].concat();
+    for call in 1..4000 {
+        if !attacker.request(call, HOLD, &list).await {
+            break;
+        }
+    }
+    attacker
+}
+
+/// Calls with 1 MiB of zeros, compressed.
+pub(crate) async fn compressed_zeros(mut attacker: Attacker) -> Attacker {
+    let request = request_of_zeros();
+    for call in 1..4000 {
+        if !attacker.message(FrameType::REQUEST, call, 0, &request).await {
+            break;
+        }
+    }
+    attacker
+}
+
+/// Returns a REQUEST whose arguments are 1 MiB of zeros, compressed by Zstandard.
+fn request_of_zeros() -> Vec<u8> {
+    const LEN: u32 = 1 << 20;
+    const BLOCK: u32 = 128 << 10;
+    // Attempt 1, compression 1; no attachments, deadline or metadata.
+    let mut request = vec![0, 0, HANG as u8, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    request.extend_from_slice(&LEN.to_le_bytes());
+    request.push(0);
+    // The magic number, and a header that has nothing but the length (RFC 8878, section 3.1.1).
+    request.extend_from_slice(&[0x28, 0xb5, 0x2f, 0xfd, 0xa0]);
+    request.extend_from_slice(&LEN.to_le_bytes());
+    for block in 1..=LEN / BLOCK {
+        // One byte, so many times.
+        let is_last = u32::from(block == LEN / BLOCK);
+        request.extend_from_slice(&(BLOCK << 3 | 1 << 1 | is_last).to_le_bytes()[..3]);
+        request.push(0);
+    }
+    request
 }
 
 /// Begins messages and never ends them.

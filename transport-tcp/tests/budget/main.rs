@@ -27,7 +27,10 @@ use farcall_tcp::{Acceptor, TcpConfig};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::Semaphore;
 
-use attackers::{Attacker, half_messages, hanging_calls, unread_answers};
+use attackers::{
+    Attacker, compressed_zeros, empty_elements, half_a_frame, half_messages, hanging_calls, unread_answers,
+    unread_items,
+};
 use server::{ECHO, HANG, HUGE, SLOW, Test, To, info, settings};
 
 const MIB: usize = 1 << 20;
@@ -109,7 +112,7 @@ impl Setup {
     async fn until_free(&self) {
         self.until("memory is not given back", || {
             let peers = self.budget().peers();
-            peers.len() == 1 && peers[0].total() <= 64 << 10
+            peers.len() == 1 && peers[0].total() <= 256 << 10
         })
         .await;
         assert!(self.budget().used() <= MIB, "{}", self.budget().used());
@@ -169,6 +172,53 @@ async fn unread_answers_of_one_connection() {
 #[tokio::test]
 async fn unread_answers_from_many_addresses() {
     attack(60, 30, unread_answers).await;
+}
+
+#[tokio::test]
+async fn unread_items_of_one_connection() {
+    attack(1, 1, unread_items).await;
+}
+
+#[tokio::test]
+async fn lists_of_empty_elements_of_one_connection() {
+    attack(1, 1, empty_elements).await;
+}
+
+#[tokio::test]
+async fn compressed_zeros_of_many_connections() {
+    attack(8, 4, compressed_zeros).await;
+}
+
+#[tokio::test]
+async fn half_a_frame_counts_until_its_connection_ends() {
+    const COUNT: usize = 20;
+    let setup = Setup::new().await;
+    let mut attackers = Vec::new();
+    for _ in 0..COUNT {
+        attackers.push(half_a_frame(Attacker::new(setup.address, 2).await).await);
+    }
+    let partial = || setup.budget().peers().iter().map(|peer| peer.partial).sum::<usize>();
+    setup.until("half a frame does not count", || partial() >= COUNT * (256 << 10)).await;
+    drop(attackers);
+    setup.until_free().await;
+}
+
+#[tokio::test]
+async fn one_address_gets_as_many_connections_as_it_may() {
+    let mut settings = settings(LIMIT);
+    settings.limits.connections_per_address = 2;
+    let setup = Setup::with(settings).await;
+    let kept = [Attacker::new(setup.address, 2).await, Attacker::new(setup.address, 2).await];
+    setup.until("two are accepted", || setup.server.connections().len() == 3).await;
+    let reason = Attacker::new(setup.address, 2).await.reason().await.expect("a CLOSE");
+    assert!(reason.contains("limits.connections_per_address"), "{reason}");
+    // Another address has places of its own, and one whose connections end has them again.
+    let _other = Attacker::new(setup.address, 3).await;
+    setup.until("another address is accepted", || setup.server.connections().len() == 4).await;
+    drop(kept);
+    setup.until("connections end", || setup.server.connections().len() == 2).await;
+    let _again = Attacker::new(setup.address, 2).await;
+    setup.until("the address is accepted again", || setup.server.connections().len() == 3).await;
 }
 
 /// Handlers run on the thread that reads their requests. A connection that sends many has no more turns than another.

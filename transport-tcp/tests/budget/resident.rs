@@ -1,5 +1,6 @@
 //! Attacks on a server in a process of its own: what the whole process holds, and what an honest client notices.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Instant;
 
@@ -17,18 +18,30 @@ fn terms() -> (Duration, usize) {
 }
 
 /// The memory that a process holds besides, in bytes: code, stacks, buffers for reuse, and what its allocator has not given back.
-const BESIDES: usize = 96 * MIB;
+const BESIDES: usize = 64 * MIB;
 
 const HALF_MESSAGES: &str = "half messages";
 const HANGING_CALLS: &str = "hanging calls";
 const UNREAD_ANSWERS: &str = "unread answers";
 const RANDOM_FRAMES: &str = "random frames";
 const HALF_FRAMES: &str = "half frames";
+const UNREAD_ITEMS: &str = "unread items";
+const EMPTY_ELEMENTS: &str = "lists of empty elements";
+const COMPRESSED_ZEROS: &str = "compressed zeros";
 const NO_HELLO: &str = "connections without a HELLO";
 
 /// The attacks,
-const ATTACKS: [&str; 6] =
-    [HALF_MESSAGES, HANGING_CALLS, UNREAD_ANSWERS, RANDOM_FRAMES, HALF_FRAMES, NO_HELLO];
+const ATTACKS: [&str; 9] = [
+    HALF_MESSAGES,
+    HANGING_CALLS,
+    UNREAD_ANSWERS,
+    RANDOM_FRAMES,
+    HALF_FRAMES,
+    UNREAD_ITEMS,
+    EMPTY_ELEMENTS,
+    COMPRESSED_ZEROS,
+    NO_HELLO,
+];
 
 /// and the name of all at once.
 const EVERYTHING: &str = "everything from 200 addresses";
@@ -105,8 +118,11 @@ async fn attack_until_killed() {
             HANGING_CALLS => tokio::spawn(again(address, from, attackers::hanging_calls)),
             UNREAD_ANSWERS => tokio::spawn(again(address, from, attackers::unread_answers)),
             RANDOM_FRAMES => tokio::spawn(again(address, from, attackers::random_frames)),
-            HALF_FRAMES => tokio::spawn(idle_connections(address, from, &PREFACE[..4])),
-            _ => tokio::spawn(idle_connections(address, from, b"")),
+            UNREAD_ITEMS => tokio::spawn(again(address, from, attackers::unread_items)),
+            EMPTY_ELEMENTS => tokio::spawn(again(address, from, attackers::empty_elements)),
+            COMPRESSED_ZEROS => tokio::spawn(again(address, from, attackers::compressed_zeros)),
+            HALF_FRAMES => tokio::spawn(half_frames(address, from)),
+            _ => tokio::spawn(silent_connections(address, from)),
         };
     }
     std::future::pending::<()>().await;
@@ -178,17 +194,33 @@ async fn again<F: Future<Output = Attacker> + Send + 'static>(
     }
 }
 
-/// Connects again and again, and says no more than this.
-async fn idle_connections(address: SocketAddr, n: u8, says: &'static [u8]) {
-    let mut idle = std::collections::VecDeque::new();
+/// The connections that one attacker keeps.
+const KEPT: usize = 500;
+
+/// Connects again and again, and says nothing, or not all of a HELLO.
+async fn silent_connections(address: SocketAddr, n: u8) {
+    let mut silent = VecDeque::new();
     loop {
         if let Some(mut socket) = attackers::connected(address, n).await {
             // The server may have closed it.
-            let _ = socket.write_all(says).await;
-            idle.push_back(socket);
+            let _ = socket.write_all(&PREFACE[..silent.len() % PREFACE.len()]).await;
+            silent.push_back(socket);
         }
-        if idle.len() > 1000 {
-            idle.pop_front();
+        if silent.len() > KEPT {
+            silent.pop_front();
+        }
+    }
+}
+
+/// Connects again and again, and sends all of a frame but its end.
+async fn half_frames(address: SocketAddr, n: u8) {
+    let mut halves = VecDeque::new();
+    loop {
+        if let Some(attacker) = Attacker::try_new(address, n).await {
+            halves.push_back(attackers::half_a_frame(attacker).await);
+        }
+        if halves.len() > KEPT {
+            halves.pop_front();
         }
     }
 }
@@ -209,6 +241,31 @@ async fn unread_answers() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn random_frames() {
+    withstands(RANDOM_FRAMES).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn half_frames_of_many_connections() {
+    withstands(HALF_FRAMES).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unread_items() {
+    withstands(UNREAD_ITEMS).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lists_of_empty_elements() {
+    withstands(EMPTY_ELEMENTS).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn compressed_zeros() {
+    withstands(COMPRESSED_ZEROS).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_without_a_hello() {
     withstands(NO_HELLO).await;
 }
@@ -216,6 +273,28 @@ async fn connections_without_a_hello() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn everything_from_200_addresses() {
     withstands(EVERYTHING).await;
+}
+
+/// A connection has no thread of its own, and needs none of the runtime's for work that blocks.
+#[tokio::test]
+async fn threads_do_not_grow_with_silent_connections() {
+    let (server, address, _) = server(LIMIT);
+    let threads = || std::fs::read_dir(format!("/proc/{}/task", server.id())).unwrap().count();
+    let mut attackers = vec![answered(address).await];
+    let before = threads();
+    for _ in 0..300 {
+        attackers.push(answered(address).await);
+    }
+    assert!(threads() <= before, "{} threads, {before} before", threads());
+}
+
+/// Connects, and waits until the server has answered.
+async fn answered(server: SocketAddr) -> Attacker {
+    let mut attacker = Attacker::new(server, 2).await;
+    let mut preface = [0; PREFACE.len()];
+    attacker.socket.read_exact(&mut preface).await.unwrap();
+    assert!(attacker.read().await.is_some_and(|(header, _)| header.kind == FrameType::HELLO));
+    attacker
 }
 
 /// The server's budget is a part of the address space that it may have. It lives within that, whatever it is sent.

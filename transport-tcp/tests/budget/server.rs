@@ -5,10 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use farcall_core::__private::{Incoming, argument};
 use farcall_core::client::Connector;
+use farcall_core::codec::Postcard;
 use farcall_core::config::{Limits, Liveness};
 use farcall_core::payload::Payload;
-use farcall_core::service::{HandlerFuture, IncomingCall, Method, Reply, Service, ServiceInfo};
+use farcall_core::service::{HandlerFuture, IncomingCall, Kind, Method, Reply, Service, ServiceInfo};
 use farcall_core::settings::Settings;
 use farcall_core::status::Result;
 use farcall_core::transport::{BoxFuture, Link, Reason, Unavailable};
@@ -26,6 +28,13 @@ pub(crate) const HUGE: usize = 3;
 
 /// Takes its thread for a while, and answers.
 pub(crate) const SLOW: usize = 4;
+/// Decodes a list of [`Large`], and holds it for ever.
+pub(crate) const HOLD: usize = 5;
+/// Never reads the stream that it is sent.
+pub(crate) const IGNORE: usize = 6;
+
+/// A value that takes one byte at least, and always 248 bytes of memory.
+pub(crate) type Large = Option<[u64; 30]>;
 
 pub(crate) struct Test {
     pub(crate) info: Arc<ServiceInfo>,
@@ -36,7 +45,8 @@ pub(crate) struct Test {
 }
 
 pub(crate) fn info() -> Arc<ServiceInfo> {
-    let methods = ["echo", "hang", "big", "huge", "slow"].map(|name| Method::unary(name, name)).to_vec();
+    let unary = ["echo", "hang", "big", "huge", "slow", "hold"].map(|name| Method::unary(name, name));
+    let methods = [&unary[..], &[Method::new("ignore", Kind::ClientStreaming, "ignore")]].concat();
     Arc::new(ServiceInfo { name: "test".into(), codec: "raw".into(), methods })
 }
 
@@ -60,7 +70,18 @@ impl Service for Test {
                     slow.fetch_add(1, Ordering::Relaxed);
                     Reply::Ok(request.payload)
                 }
-                _ => std::future::pending().await,
+                HOLD => {
+                    let mut arguments = Incoming::new(request.payload);
+                    let list = arguments.next(argument::<Postcard, Vec<Large>>(), "list");
+                    match list.and_then(|list| Ok((list, arguments.finish()?))) {
+                        Ok(_held) => std::future::pending().await,
+                        Err(refusal) => refusal,
+                    }
+                }
+                _ => {
+                    let _held = request;
+                    std::future::pending().await
+                }
             }
         })
     }

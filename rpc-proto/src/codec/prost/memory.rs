@@ -140,7 +140,7 @@ mod tests {
 
     use super::*;
     use crate::codec::{CodecError, Decode, Prost, from_payload};
-    use crate::payload::Payload;
+    use crate::payload::{FREE, Payload};
 
     #[derive(Clone, PartialEq, Message)]
     struct Tree {
@@ -206,6 +206,18 @@ mod tests {
         input.limit_memory(8 * MIB as u32);
         let why = <Prost<1024> as Decode<Tree>>::decode(&mut input).unwrap_err();
         assert!(why.is_too_large(), "{why}");
+    }
+
+    #[test]
+    fn short_messages_count_when_they_may_take_more_than_is_free() {
+        let decoded = |children| {
+            let tree = Tree { children: vec![Tree::default(); children], ..Tree::default() };
+            let mut input = Decoder::new(Payload::from_body(tree.encode_to_vec().into()));
+            input.limit_memory(FREE);
+            <Prost as Decode<Tree>>::decode(&mut input)
+        };
+        assert!(decoded(FREE as usize / 512).is_ok());
+        assert!(decoded(FREE as usize / 128).unwrap_err().is_too_large());
     }
 
     #[test]

@@ -6,7 +6,7 @@ use prost::{DecodeError, Message};
 
 use self::memory::Counted;
 use super::{Codec, CodecError, Decode, Encode, Postcard, Shape};
-use crate::payload::{Decoder, Encoder};
+use crate::payload::{Decoder, Encoder, FREE};
 use crate::status::Status;
 
 /// Carries one protobuf message, or none (`()`), with prost's types.
@@ -27,24 +27,29 @@ impl<const MESSAGE: usize> Codec for Prost<MESSAGE> {
     const ARGUMENTS: usize = 1;
 }
 
+/// What counts for each field, in bytes.
+const FIELD: usize = 32;
+
 impl<T: Message, const MESSAGE: usize> Encode<T> for Prost<MESSAGE> {
     fn encode(value: &T, out: &mut Encoder) -> Result<(), CodecError> {
         value.encode(&mut out.segments()).map_err(|e| CodecError::new(e.to_string()))
     }
 }
 
-/// A message that is no longer than this may take any memory that it can. Bytes.
-const SHORT: usize = 256;
-
 #[cold]
 fn malformed(error: DecodeError) -> CodecError {
     CodecError::new(error.to_string())
 }
 
+impl<const MESSAGE: usize> Prost<MESSAGE> {
+    /// The memory of a message that is no longer than this need not be counted. Two bytes may be a message within it. In bytes.
+    const SHORT: usize = 2 * FREE as usize / MESSAGE.saturating_add(FIELD);
+}
+
 impl<T: Message + Default, const MESSAGE: usize> Decode<T> for Prost<MESSAGE> {
     fn decode(input: &mut Decoder) -> Result<T, CodecError> {
         let body = input.take_rest();
-        if body.len() <= SHORT {
+        if body.len() <= Self::SHORT {
             return T::decode(body).map_err(malformed);
         }
         input.take_memory(memory::of_messages(&body, MESSAGE))?;

@@ -177,6 +177,22 @@ async fn peer_that_breaks_the_rules_loses_its_link_and_others_keep_theirs() {
     }
 }
 
+/// Nothing of such a message is taken in, however well it is formed.
+#[tokio::test]
+async fn immediate_data_costs_the_link() {
+    let (fabric, [near, far]) = nodes(1);
+    let (hostile, server) = Hostile::connect(&fabric, &far, true).await;
+    let mut end = End::start(server.await.unwrap().unwrap());
+    fabric.set_immediate_data(true);
+    hostile.send(FrameType::ITEM, b"x", 250);
+    let why = end.end().await;
+    assert!(why.failed && why.malformed && why.detail.contains("immediate data"), "{why}");
+    fabric.set_immediate_data(false);
+    let [a, mut b] = near.link(&far).await;
+    a.send(100, 1000);
+    b.receive(100).await;
+}
+
 #[tokio::test]
 async fn first_frame_must_be_a_probe_that_is_whole() {
     let (fabric, [_near, far]) = nodes(1);

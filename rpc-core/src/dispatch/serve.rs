@@ -111,6 +111,10 @@ impl Dispatch {
         let context = Context::new(call, deadline, attempt, peer, shared);
         if self.sender.account().judge().is_some() {
             // Calls that came together with others may take more than those have left.
+            if self.sender.account().is_evicted() {
+                // What a link still delivers must not take what closing it makes room for.
+                return Some(Reply::Status(no_memory()));
+            }
             self.serve_when_modest(call, found, IncomingCall { context, payload, streams }, admitted);
             return None;
         }

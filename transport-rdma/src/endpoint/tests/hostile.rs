@@ -2,6 +2,8 @@
 
 mod session;
 
+use std::collections::BTreeSet;
+
 use farcall_core::proto::inbox::Described;
 use farcall_core::proto::wire::{Close, CloseCode, Credit, CreditOp, HEADER_LEN, Ping, Probe};
 use farcall_core::transport::Direction;
@@ -191,6 +193,20 @@ async fn immediate_data_costs_the_link() {
     let [a, mut b] = near.link(&far).await;
     a.send(100, 1000);
     b.receive(100).await;
+}
+
+/// Packets of somebody else's have to have the number of one that is expected.
+#[tokio::test]
+async fn packet_numbers_of_queue_pairs_do_not_follow_from_each_other() {
+    let (_fabric, [near, far]) = nodes(1);
+    let announced = far.upgrade.announce().await.unwrap();
+    let mut numbers = Vec::new();
+    for _ in 0..9 {
+        let (_candidate, offer) = near.upgrade.offer(announced.clone(), &near.attempt).await.unwrap();
+        numbers.push(Bootstrap::decode(offer).unwrap().qp.psn);
+    }
+    let steps: BTreeSet<_> = numbers.windows(2).map(|two| two[1].wrapping_sub(two[0])).collect();
+    assert!(steps.len() > 4, "{numbers:?}");
 }
 
 #[tokio::test]

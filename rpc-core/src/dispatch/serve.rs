@@ -112,7 +112,7 @@ impl Dispatch {
         if self.sender.account().judge().is_some() {
             // Calls that came together with others may take more than those have left.
             if self.sender.account().is_evicted() {
-                // What a link still delivers must not take what closing it makes room for.
+                // Its link delivers on until it is closed. Those calls must not use up the room that closing it makes.
                 return Some(Reply::Status(no_memory()));
             }
             self.serve_when_modest(call, found, IncomingCall { context, payload, streams }, admitted);

@@ -94,7 +94,7 @@ impl WcStatus {
 
 /// Returns the explanations of all statuses.
 pub(super) fn explanations() -> impl Iterator<Item = Explanation> {
-    let statuses = (1..).map(WcStatus).take(TABLE.len() - 1);
+    let statuses = (1..).map(WcStatus).take(TABLE.len() - 1).chain([WcStatus::FOREIGN_REQUEST]);
     statuses.map(|status| {
         let (cause, remedy) = (sentence(status.meaning()), sentence(status.remedy()));
         let explanation = Explanation::new("completion status", status.name(), &cause, &remedy);

@@ -228,7 +228,7 @@ pub(crate) fn bytes_beside_a_grant_are_out_of_reach(machine: Machine) {
     }
 }
 
-/// Whoever may read a message can't change it while its owner uses it.
+/// A peer that may read a message can't change it while its owner uses it.
 pub(crate) fn exposed_bytes_are_nobodys_to_write(machine: Machine) {
     let victim = Victim::new(&machine, PAGE);
     let before = victim.exposed.to_vec();

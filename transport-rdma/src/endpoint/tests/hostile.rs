@@ -195,7 +195,7 @@ async fn immediate_data_costs_the_link() {
     b.receive(100).await;
 }
 
-/// Packets of somebody else's have to have the number of one that is expected.
+/// An attacker's packet is taken only if it has the number that is expected next.
 #[tokio::test]
 async fn packet_numbers_of_queue_pairs_do_not_follow_from_each_other() {
     let (_fabric, [near, far]) = nodes(1);

@@ -117,7 +117,7 @@ async fn a_caller_hears_of_a_failed_link() {
     assert!(tokio::time::timeout(LIMIT, read).await.expect("nobody says so").is_err());
 }
 
-/// A receive that such a WRITE completes has the message of another peer in its memory, as long as the WRITE.
+/// The receive that such a WRITE completes still holds an earlier message, maybe another peer's.
 #[tokio::test]
 async fn a_write_with_immediate_data_is_no_message() {
     let mut t = Granted::new().await;

@@ -72,7 +72,8 @@ async fn no_log_line_holds_keys_payload_or_tokens() {
     tracing::trace!(?channel, ?client, ?ours, connection = ?channel.connection().await.unwrap());
 
     let log = log.lines().join("\n");
-    for said in ["a TLS session was established", "farcall::call", "connection=Connection", address.as_str()] {
+    for said in ["a TLS session was established", "farcall::call", "connection=Connection", address.as_str()]
+    {
         assert!(log.contains(said), "{said}: {log}");
     }
     let secrets = secrets.0.lock().unwrap().clone();

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
+mod log;
 mod recorder;
 
 use std::sync::Arc;
@@ -13,7 +14,9 @@ use farcall::{
     stream,
 };
 use tokio::sync::Notify;
+use tracing_subscriber::layer::SubscriberExt;
 
+use log::Log;
 use recorder::Counts;
 
 #[farcall::service(package = "test")]
@@ -22,6 +25,8 @@ trait Node {
     async fn refuse(&self) -> Result<()>;
     async fn wait(&self) -> Result<()>;
     async fn echo(&self, content: Bytes) -> Result<Bytes>;
+    async fn keep(&self, content: Bytes) -> Result<()>;
+    async fn make(&self, len: u32) -> Result<Bytes>;
     fn count(&self, to: u32) -> impl Stream<Item = Result<u32>>;
 }
 
@@ -46,6 +51,14 @@ impl Node for Hop {
 
     async fn echo(&self, content: Bytes) -> Result<Bytes> {
         Ok(content)
+    }
+
+    async fn keep(&self, _content: Bytes) -> Result<()> {
+        std::future::pending().await
+    }
+
+    async fn make(&self, len: u32) -> Result<Bytes> {
+        Ok(vec![7; len as usize].into())
     }
 
     fn count(&self, to: u32) -> impl Stream<Item = Result<u32>> {
@@ -209,4 +222,47 @@ async fn a_server_tells_its_memory() {
     serving.abort();
     tokio::time::sleep(Duration::from_secs(20)).await;
     assert_eq!(held(), 0.0);
+}
+
+/// Metrics say for what a server holds memory. The log says for whom.
+#[tokio::test]
+async fn a_server_tells_for_what_and_for_whom_it_holds_memory() {
+    const MIB: usize = 1 << 20;
+    let (counts, log) = (Counts::default(), Log::default());
+    let _recorder = metrics::set_default_local_recorder(&counts);
+    let _subscriber = tracing::subscriber::set_default(tracing_subscriber::registry().with(log.clone()));
+    let mut config = Config::default();
+    config.limits.memory = 16 << 20;
+    let server = Server::builder().add(NodeServer::new(Hop::default())).config(config);
+    let server = server.bind("127.0.0.1:0").await.unwrap();
+    let address = format!("tcp://{}", server.local_addr());
+    tokio::spawn(server.serve());
+    let held = |of: &str| counts.get(&format!("farcall_memory_held_bytes use={of}"));
+    let line = |part: &str| {
+        let lines = log.lines();
+        let mut lines = lines.into_iter().filter(|line| line.contains(part));
+        let (line, more) = (lines.next().unwrap(), lines.count());
+        assert!(line.starts_with("WARN ") && line.contains("peer=Some(127.0.0.1"), "{line}");
+        assert_eq!(more, 0, "{part}");
+        line
+    };
+
+    // More than five eighths of what there is, by one connection.
+    let channel = Channel::connect(&address).await.unwrap();
+    let node = NodeClient::new(&channel);
+    let calls: Vec<_> = (0..12).map(|_| tokio::spawn(node.keep(vec![7; MIB]).into_future())).collect();
+    until(|| counts.has("farcall_memory_held_bytes use=arguments") && held("arguments") > 8e6).await;
+    assert_eq!((held("items"), held("unsent")), (0.0, 0.0));
+    assert_eq!(counts.get("farcall_memory_held_back_total "), 1.0);
+    let said = line("this connection holds more than its share");
+    assert!(["held=1", "used=1", "limit=16777216"].iter().all(|field| said.contains(field)), "{said}");
+    calls.iter().for_each(tokio::task::JoinHandle::abort);
+    until(|| held("arguments") == 0.0).await;
+
+    // More than seven eighths.
+    let lost = node.make(24 * MIB as u32).await.unwrap_err();
+    assert!(lost.message().contains("limits.memory is 16777216 bytes"), "{lost}");
+    until(|| counts.get("farcall_memory_closed_total ") == 1.0).await;
+    let said = line("closing a connection to make room");
+    assert!(said.contains("this connection holds most"), "{said}");
 }

@@ -6,6 +6,8 @@
 
 mod recorder;
 
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::time::Duration;
 
 use farcall::{Bytes, Channel, Code, Compression, Config, Executed, Handle, Policy, Server, rdma};
@@ -134,6 +136,36 @@ async fn mixed_calls_of_many_tasks_get_their_own_answers() {
     }
     assert!(counter("sent_pkts") > packets + calls as u64, "the device's own counter must have moved");
     assert_eq!(server.connections().len(), CONNECTIONS);
+}
+
+/// A child shares all memory with this process until it becomes another program or ends. The device goes on with what this process
+/// writes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn children_that_are_forked_amid_calls_change_nothing() {
+    let children = if long() { 1000 } else { 50 };
+    let (address, _server) = serve().await;
+    let channel = connect(&address).await;
+    let mix = MixClient::new(&channel);
+    let forking = tokio::task::spawn_blocking(move || {
+        for _ in 0..children {
+            // Another user makes these `fork`, because `vfork` copies nothing.
+            let forked = |program| Command::new(program).uid(65534).gid(65534).status();
+            assert!(forked("true").unwrap().success());
+            // This one ends as the copy that it began as.
+            forked("/no/such/program").unwrap_err();
+        }
+    });
+    let mut calls = 0_u32;
+    while !forking.is_finished() {
+        for len in [100, 5000, 60_000, 300_000] {
+            let (content, by) = (made(len, calls as u8), calls as u8 | 1);
+            assert_eq!(mix.turn(content.clone(), by).await.unwrap(), turned(&content, by), "{len} bytes");
+            calls += 1;
+        }
+    }
+    forking.await.unwrap();
+    let transport = channel.transport().await.unwrap();
+    assert!(calls > children / 10 && transport.name == "rdma", "{calls} calls, {transport:?}");
 }
 
 #[tokio::test]

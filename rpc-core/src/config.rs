@@ -58,7 +58,8 @@ pub struct Limits {
     /// For clients: how many bytes of arguments the calls in progress on one connection may have together. They are kept until the
     /// call ends, because it may have to be sent again. Further calls wait or, [by choice](Calls::wait_for_room), fail. So a slow
     /// or absent server does not use up the client's memory. Arguments below 4 KiB are not counted; longer ones than this go
-    /// alone. Default 256 MiB; at least 64 KiB.
+    /// alone. Items of streams are not counted either: each stream keeps one message of them, until that is sent. Default 256
+    /// MiB; at least 64 KiB.
     pub request_memory: u64,
     /// For servers: how much memory all clients together may make the process hold, in bytes. Counted are messages that
     /// have arrived in part with the buffers that they are read to, arguments of handlers that run and their decoded form beyond

@@ -5,16 +5,22 @@
 mod support;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
-use farcall_core::client::{Connector, RawChannel};
+use bytes::Bytes;
+use farcall_core::client::{Connector, RawChannel, Stub};
 use farcall_core::config::Limits;
+use farcall_core::proto::wire::{Hello, features};
 use farcall_core::server::ServerCore;
 use farcall_core::settings::Settings;
 use farcall_core::status::{Code, Executed, Result, Status};
+use farcall_core::testing::{Peer, hello};
 use farcall_core::transport::{BoxFuture, Link, memory};
 
+use support::peer::{played, played_to};
+use support::streaming::{self, FromFn, SUM};
 use support::{ECHO, Setup, WAIT, call, host, info, plain, setup, until};
 
 const KIB: usize = 1 << 10;
@@ -154,4 +160,71 @@ async fn an_absent_server_does_not_use_up_the_clients_memory() {
         }
     }
     assert_eq!((answered, seen.runs()), (4, 4));
+}
+
+/// A replica that has stopped reading is sent 4,096 entries of a log, of 1.5 MB each.
+#[tokio::test]
+async fn a_peer_that_reads_nothing_costs_the_client_no_more_than_the_limit() {
+    const CALLS: usize = 4096;
+    const ENTRY: usize = 1_500_000;
+    // 256 MiB by default, in which an entry takes whole units of 4 KiB.
+    const FIT: usize = (256 << 20) / ENTRY.next_multiple_of(4096);
+    for waits in [true, false] {
+        let mut settings = plain(Limits::default());
+        settings.calls.wait_for_room = waits;
+        let (caller, mut links, _) = played_to(memory::pair, settings);
+        let entry = Bytes::from(vec![7; ENTRY]);
+        let calls: Vec<_> = (0..CALLS)
+            .map(|_| tokio::spawn(call(&caller, &info("test"), ECHO, entry.clone()).into_future()))
+            .collect();
+        let replica = Peer::new(links.recv().await.unwrap());
+        replica.hello(&hello());
+        let done = || calls.iter().filter(|call| call.is_finished()).count();
+        let expected = if waits { 0 } else { CALLS - FIT };
+        let connection = caller.connection().await.unwrap();
+        // The first is on its way, as far as the link takes it.
+        until("calls are not queued", || connection.unsent() + 1 >= FIT && done() >= expected).await;
+        for _ in 0..1000 {
+            tokio::task::yield_now().await;
+            assert!(connection.unsent() <= FIT && done() == expected, "{}, {}", connection.unsent(), done());
+        }
+        for call in calls {
+            if call.is_finished() {
+                refused(&call.await.unwrap().unwrap_err(), "the channel's limits.request_memory");
+            } else {
+                call.abort();
+            }
+        }
+    }
+}
+
+/// Items of streams do not count in the limit, because a stream makes its next message when the last has left, however large the
+/// window is that the peer has given it.
+#[tokio::test]
+async fn a_peer_that_reads_nothing_holds_one_message_of_each_stream() {
+    const STREAMS: usize = 100;
+    let (caller, mut links, _) = played();
+    let t = streaming::Setup { stub: Stub::new(caller, streaming::info()), ..streaming::default() };
+    let (taken, item) = (Arc::new(AtomicUsize::new(0)), Bytes::from(vec![7; 100_000]));
+    let _calls: Vec<_> = (0..STREAMS)
+        .map(|_| {
+            let (taken, item) = (taken.clone(), item.clone());
+            let endless = FromFn(move |_: &mut TaskContext<'_>| {
+                taken.fetch_add(1, Ordering::Relaxed);
+                Poll::Ready(Some(Ok(item.clone())))
+            });
+            tokio::spawn(t.load(SUM, endless).into_future())
+        })
+        .collect();
+    let peer = Peer::new(links.recv().await.unwrap());
+    let (stream_items, stream_bytes) = (u32::MAX, u32::MAX);
+    peer.hello(&Hello { features: features::STREAMS, stream_items, stream_bytes, ..hello() });
+    // The link is full.
+    until("no item is sent", || taken.load(Ordering::Relaxed) > 5).await;
+    for _ in 0..1000 {
+        tokio::task::yield_now().await;
+    }
+    // Two items make a message, and the link has taken a few of them.
+    let taken = taken.load(Ordering::Relaxed);
+    assert!(taken <= 2 * STREAMS + 20, "{taken}");
 }

@@ -6,8 +6,11 @@
 mod authority;
 #[cfg(target_os = "linux")] // All of 127.0.0.0/8 is this host there.
 mod crowd;
+#[path = "../log/mod.rs"]
+mod log;
 #[path = "../process/mod.rs"]
 mod process;
+mod secrets;
 
 use std::time::Duration;
 

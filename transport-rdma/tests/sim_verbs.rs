@@ -47,6 +47,7 @@ on_the_simulated_device! {
         memory_is_kept_until_its_exposure_is_over
         grant_that_is_over_grants_nothing
         bytes_beside_a_grant_are_out_of_reach
+        exposed_bytes_are_nobodys_to_write
         keys_of_a_window_come_round
         arena_is_removed_once_nothing_of_it_is_used
         windows_run_out_and_come_back

@@ -67,6 +67,7 @@ on_the_device! {
     vm_memory_is_kept_until_its_exposure_is_over: windows::memory_is_kept_until_its_exposure_is_over
     vm_grant_that_is_over_grants_nothing: windows::grant_that_is_over_grants_nothing
     vm_bytes_beside_a_grant_are_out_of_reach: windows::bytes_beside_a_grant_are_out_of_reach
+    vm_exposed_bytes_are_nobodys_to_write: windows::exposed_bytes_are_nobodys_to_write
     vm_keys_of_a_window_come_round: windows::keys_of_a_window_come_round
     vm_arena_is_removed_once_nothing_of_it_is_used: windows::arena_is_removed_once_nothing_of_it_is_used
     vm_windows_run_out_and_come_back: windows::windows_run_out_and_come_back

@@ -110,6 +110,10 @@ impl Dispatch {
         let context = Context::new(call, deadline, attempt, peer, shared);
         if self.sender.account().judge().is_some() {
             // Calls that came together with others may take more than those have left.
+            if self.sender.account().is_evicted() {
+                // Its link delivers on until it is closed. Those calls must not use up the room that closing it makes.
+                return Some(Reply::Status(no_memory()));
+            }
             self.serve_when_modest(call, found, IncomingCall { context, payload, streams }, admitted);
             return None;
         }

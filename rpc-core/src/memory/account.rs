@@ -273,7 +273,8 @@ impl Account {
         self.budget.closing.fetch_add(taken.wrapping_sub(before), Ordering::Relaxed);
     }
 
-    pub(super) fn is_evicted(&self) -> bool {
+    /// Whether the connection is being closed, to make room.
+    pub(crate) fn is_evicted(&self) -> bool {
         self.evicted.load(Ordering::Relaxed)
     }
 

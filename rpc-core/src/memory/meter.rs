@@ -12,7 +12,7 @@ mod counting {
 
     use tokio::runtime::Handle;
 
-    use crate::memory::Budget;
+    use crate::memory::{Budget, USES};
     use crate::sampler::{Sampled, Sampler};
 
     /// The state of a budget's reports.
@@ -24,10 +24,14 @@ mod counting {
         sampler: Sampler,
     }
 
+    /// The labels of [uses](crate::memory::Use), in their order. They name no peer, so that there are no more than these.
+    const LABELS: [&str; USES] = ["session", "partial", "arguments", "items", "unsent"];
+
     /// The numbers that were reported last.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     struct Told {
         used: usize,
+        held: [usize; USES],
         held_back: u64,
         closed: u64,
     }
@@ -69,12 +73,16 @@ mod counting {
         fn sample(&self) -> bool {
             let Meter { held_back, closed, told, .. } = &self.meter;
             let [held_back, closed] = [held_back, closed].map(|count| count.load(Ordering::Relaxed));
-            let now = Told { used: self.used(), held_back, closed };
+            let now = Told { used: self.used(), held: self.held(), held_back, closed };
             let before = std::mem::replace(&mut *told.lock().unwrap_or_else(PoisonError::into_inner), now);
             if now == before {
                 return false;
             }
             metrics::gauge!("farcall_memory_used_bytes").increment(now.used as f64 - before.used as f64);
+            for (of, label) in LABELS.into_iter().enumerate() {
+                let change = now.held[of] as f64 - before.held[of] as f64;
+                metrics::gauge!("farcall_memory_held_bytes", "use" => label).increment(change);
+            }
             metrics::counter!("farcall_memory_held_back_total").increment(now.held_back - before.held_back);
             metrics::counter!("farcall_memory_closed_total").increment(now.closed - before.closed);
             true

@@ -162,6 +162,15 @@ impl Budget {
         peers
     }
 
+    /// Returns what is held for each use, in bytes.
+    #[cfg(feature = "metrics")]
+    fn held(&self) -> [usize; USES] {
+        self.peers().iter().fold([0; USES], |sums, peer| {
+            let held = [peer.sessions, peer.partial, peer.arguments, peer.items, peer.unsent];
+            std::array::from_fn(|of| sums[of] + held[of])
+        })
+    }
+
     /// Whether greedy connections are held back.
     #[inline]
     fn is_high(&self) -> bool {

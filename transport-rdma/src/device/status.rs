@@ -52,6 +52,8 @@ impl WcStatus {
     pub const RNR_RETRY_EXC_ERR: Self = Self(13);
     /// `IBV_WC_FATAL_ERR`.
     pub const FATAL_ERR: Self = Self(19);
+    /// None of libibverbs': a message has come with immediate data, or with a key to invalidate.
+    pub const FOREIGN_REQUEST: Self = Self(1 << 16);
 
     /// C's name without the prefix: `RETRY_EXC_ERR`.
     pub fn name(self) -> &'static str {
@@ -83,13 +85,16 @@ impl WcStatus {
     }
 
     fn lookup(self) -> &'static Meaning {
-        usize::try_from(self.0).ok().and_then(|i| TABLE.get(i)).unwrap_or(&UNKNOWN)
+        match self {
+            Self::FOREIGN_REQUEST => &FOREIGN,
+            Self(number) => usize::try_from(number).ok().and_then(|i| TABLE.get(i)).unwrap_or(&UNKNOWN),
+        }
     }
 }
 
 /// Returns the explanations of all statuses.
 pub(super) fn explanations() -> impl Iterator<Item = Explanation> {
-    let statuses = (1..).map(WcStatus).take(TABLE.len() - 1);
+    let statuses = (1..).map(WcStatus).take(TABLE.len() - 1).chain([WcStatus::FOREIGN_REQUEST]);
     statuses.map(|status| {
         let (cause, remedy) = (sentence(status.meaning()), sentence(status.remedy()));
         let explanation = Explanation::new("completion status", status.name(), &cause, &remedy);
@@ -135,6 +140,13 @@ const NOT_RC: &str = "the device reported an error that reliable connections do 
 
 const UNKNOWN: Meaning =
     row("UNKNOWN", WcClass::Transport, "the device reported an error this program does not know", LOGS);
+
+const FOREIGN: Meaning = row(
+    "FOREIGN_REQUEST",
+    WcClass::Peer,
+    "the peer broke the protocol: it sent immediate data, or a key to invalidate",
+    "find out which program the peer is: farcall sends neither",
+);
 
 /// Indexed by the status.
 #[rustfmt::skip]

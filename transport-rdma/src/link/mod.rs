@@ -28,7 +28,7 @@ pub(crate) use seal::{End, KeyTerms, Seal};
 
 use self::receive::Receiving;
 use self::send::Sending;
-use crate::device::{Limits, LocalPath, QueuePair, RemoteQp, WcError};
+use crate::device::{Limits, LocalPath, QueuePair, RemoteQp, WcError, WcStatus};
 use crate::resources::{CreditLease, NewQp, Resources, SLOT};
 
 /// The part of a link that its endpoint's driver knows.
@@ -171,7 +171,11 @@ impl LinkCore {
 
     /// Returns the end of the link that follows from a failed send or receive.
     pub(crate) fn explain(&self, error: WcError) -> LinkEnd {
-        LinkEnd::failed(format!("{}: {error}; {}", self.ends(), error.status.remedy()))
+        let why = format!("{}: {error}; {}", self.ends(), error.status.remedy());
+        match error.status {
+            WcStatus::FOREIGN_REQUEST => LinkEnd::malformed(why),
+            _ => LinkEnd::failed(why),
+        }
     }
 
     /// Both ends, for people.

@@ -31,6 +31,8 @@ pub(super) struct State {
     pub(super) reads: bool,
     /// How the next READ fails.
     pub(super) read_failure: Option<WcStatus>,
+    /// Whether SENDs and WRITEs carry immediate data.
+    pub(super) immediate_data: bool,
     pub(super) wire: Wire,
     /// To be woken when the lock is free.
     pub(super) wakers: Vec<Waker>,
@@ -131,6 +133,7 @@ impl State {
             windows: BTreeMap::new(),
             reads: true,
             read_failure: None,
+            immediate_data: false,
             wire: Wire::default(),
             wakers: Vec::new(),
         }
@@ -269,5 +272,5 @@ impl State {
 }
 
 pub(super) fn raw(wr_id: u64, status: WcStatus, qp_num: u32, len: u32) -> RawCompletion {
-    RawCompletion { wr_id, status, vendor: 0, qp_num, len }
+    RawCompletion { wr_id, status, vendor: 0, qp_num, len, foreign: false }
 }

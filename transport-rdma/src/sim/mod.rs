@@ -75,6 +75,11 @@ impl Fabric {
         self.with(|state| state.reads = flow);
     }
 
+    /// Has what is sent or written from now on carry immediate data, or no longer, as a peer may that breaks the rules.
+    pub fn set_immediate_data(&self, carry: bool) {
+        self.with(|state| state.immediate_data = carry);
+    }
+
     /// Lets the next READ fail that arrives at its peer.
     pub fn fail_read(&self, status: WcStatus) {
         self.with(|state| state.read_failure = Some(status));

@@ -6,6 +6,7 @@ use farcall_core::transport::Atomic;
 use super::fabric::{Qp, QpState, Request, State, raw};
 use super::wire::Crossing;
 use crate::device::{Cq, Gid, ReadTarget, RemoteRange, WcStatus};
+use crate::verbs::inflight::RawCompletion;
 
 #[derive(Debug, Clone, Copy)]
 enum Step {
@@ -169,7 +170,7 @@ impl State {
             (Request::Send { parts, solicited }, Some(peer)) => (self.land(peer, parts), *solicited),
             (Request::Read { len, from, .. }, Some(peer)) => (self.ask(peer, *from, *len), false),
             (Request::Write { bytes, to }, Some(peer)) => {
-                (self.write(peer, *to, bytes).map(|()| Arrival::Nothing), false)
+                (self.write(peer, *to, bytes).and_then(|()| self.announce(peer, bytes.len())), false)
             }
             (Request::Atomic { atomic, on, into }, Some(peer)) => {
                 (self.count(num, peer, *on, *atomic, into), false)
@@ -184,7 +185,9 @@ impl State {
         match (done, peer) {
             (Ok(Arrival::Message(wr_id, len)), Some(peer)) => {
                 let Some(shard) = self.qps.get(&peer).map(|qp| qp.shard) else { return };
-                self.complete(shard, Cq::Receive, raw(wr_id, WcStatus::SUCCESS, peer, len), solicited);
+                let foreign = self.immediate_data;
+                let arrived = RawCompletion { foreign, ..raw(wr_id, WcStatus::SUCCESS, peer, len) };
+                self.complete(shard, Cq::Receive, arrived, solicited);
             }
             (Ok(_), _) => {}
             (Err(status), peer) => self.fail_last(num, peer, status),
@@ -222,6 +225,16 @@ impl State {
         }
         self.complete(shard_id, Cq::Receive, raw(wr_id, WcStatus::LOC_QP_OP_ERR, peer, 0), true);
         Err(WcStatus::REM_OP_ERR)
+    }
+
+    /// Tells the peer of a WRITE of so many bytes, if it carries immediate data: that takes a receive, and leaves its memory as it is.
+    fn announce(&mut self, peer: u32, len: usize) -> Result<Arrival, WcStatus> {
+        if !self.immediate_data {
+            return Ok(Arrival::Nothing);
+        }
+        let shard = self.qps.get(&peer).and_then(|qp| self.shards.get_mut(&qp.shard));
+        let wr_id = shard.and_then(|shard| shard.posted.pop_front()).ok_or(WcStatus::RNR_RETRY_EXC_ERR)?;
+        Ok(Arrival::Message(wr_id, u32::try_from(len).unwrap_or(u32::MAX)))
     }
 
     /// Asks the peer for what a READ wants; the bytes come later.

@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::device::Hca;
 use super::inflight::RawCompletion;
 use super::load::Verbs;
-use super::sys::{Plain as _, ibv_comp_channel, ibv_cq, ibv_wc};
+use super::sys::{self, Plain as _, ibv_comp_channel, ibv_cq, ibv_wc};
 use super::{last_errno, leaked, returned_errno};
 use crate::device::{DeviceError, WcStatus};
 
@@ -173,6 +173,7 @@ fn completion(wc: &ibv_wc) -> RawCompletion {
         vendor: wc.vendor_err,
         qp_num: wc.qp_num,
         len: wc.byte_len,
+        foreign: wc.wc_flags & (sys::IBV_WC_WITH_IMM | sys::IBV_WC_WITH_INV) != 0,
     }
 }
 
@@ -251,6 +252,22 @@ impl Drop for CompletionChannel {
         let result = returned_errno(unsafe { (self.verbs.ibv_destroy_comp_channel)(self.raw.as_ptr()) });
         if let Err(errno) = result {
             leaked("ibv_destroy_comp_channel", errno);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn immediate_data_and_invalidated_keys_are_foreign() {
+        const WITH_ROUTE: u32 = 1;
+        let is_foreign = |wc_flags| completion(&ibv_wc { wc_flags, ..ibv_wc::zeroed() }).foreign;
+        for flags in [0, WITH_ROUTE] {
+            assert!(!is_foreign(flags));
+            assert!(is_foreign(flags | sys::IBV_WC_WITH_IMM));
+            assert!(is_foreign(flags | sys::IBV_WC_WITH_INV));
         }
     }
 }

@@ -64,7 +64,7 @@ impl WrId {
 }
 
 /// A completion as a device reports it: the fields that are valid on success and failure, and the length, which is valid on
-/// the success of a receive. No opcode: it is undefined when a request fails.
+/// the success of a receive, as is whether the peer's request was foreign. No opcode: it is undefined when a request fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RawCompletion {
     pub(crate) wr_id: u64,
@@ -72,6 +72,8 @@ pub(crate) struct RawCompletion {
     pub(crate) vendor: u32,
     pub(crate) qp_num: u32,
     pub(crate) len: u32,
+    /// The peer's request carried immediate data, or invalidated a key.
+    pub(crate) foreign: bool,
 }
 
 /// All that is in flight on one shard's queues.
@@ -174,6 +176,12 @@ fn received(slot: Slot, raw: &RawCompletion) -> Completion {
             slot,
             error: WcError { status: raw.status, vendor: raw.vendor },
         };
+    }
+    if raw.foreign {
+        // A WRITE with immediate data fills other memory than the slot, in which an earlier message may still stand. So
+        // nothing of the slot is read.
+        let error = WcError { status: WcStatus::FOREIGN_REQUEST, vendor: raw.vendor };
+        return Completion::ReceiveFailed { qp_num, slot, error };
     }
     if len > slot.len() {
         // No device that works says this; without the check it would be a panic where the message is read.

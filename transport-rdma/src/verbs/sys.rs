@@ -480,6 +480,9 @@ pub(super) const IBV_QP_SQ_PSN: c_int = 1 << 16;
 pub(super) const IBV_QP_MAX_DEST_RD_ATOMIC: c_int = 1 << 17;
 pub(super) const IBV_QP_DEST_QPN: c_int = 1 << 20;
 
+pub(super) const IBV_WC_WITH_IMM: c_uint = 1 << 1;
+pub(super) const IBV_WC_WITH_INV: c_uint = 1 << 3;
+
 pub(super) const IBV_WR_RDMA_WRITE: c_uint = 0;
 pub(super) const IBV_WR_SEND: c_uint = 2;
 pub(super) const IBV_WR_RDMA_READ: c_uint = 4;

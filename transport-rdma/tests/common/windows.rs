@@ -228,6 +228,17 @@ pub(crate) fn bytes_beside_a_grant_are_out_of_reach(machine: Machine) {
     }
 }
 
+/// A peer that may read a message can't change it while its owner uses it.
+pub(crate) fn exposed_bytes_are_nobodys_to_write(machine: Machine) {
+    let victim = Victim::new(&machine, PAGE);
+    let before = victim.exposed.to_vec();
+    let (writer, owner) = pair(&machine);
+    let exposure = owner.grant(&victim.exposed);
+    let written = writer.write(Bytes::from_static(b"changed"), at(&exposure));
+    assert_eq!(written, Err(WcStatus::REM_ACCESS_ERR));
+    assert!(victim.exposed[..] == before[..]);
+}
+
 pub(crate) fn key_of_another_connection_reads_nothing(machine: &Machine, times: usize) {
     let victim = Victim::new(machine, 2 * PAGE);
     let (reader, owner) = pair(machine);

@@ -3,6 +3,7 @@
 mod crates;
 mod cycles;
 mod imports;
+mod threats;
 
 use std::fs;
 use std::path::Path;
@@ -42,6 +43,7 @@ pub(crate) fn check() -> Result<()> {
     collect(root, root, &mut files)?;
     files.sort_by(|a, b| a.path.cmp(&b.path));
     let mut found: Vec<String> = files.iter().flat_map(broken).collect();
+    found.extend(threats::check(&files));
     found.extend(crates::check(root)?);
     found.extend(cycles::check(&files)?);
     match found.len() {

@@ -2,6 +2,8 @@
 
 mod session;
 
+use std::collections::BTreeSet;
+
 use farcall_core::proto::inbox::Described;
 use farcall_core::proto::wire::{Close, CloseCode, Credit, CreditOp, HEADER_LEN, Ping, Probe};
 use farcall_core::transport::Direction;
@@ -175,6 +177,36 @@ async fn peer_that_breaks_the_rules_loses_its_link_and_others_keep_theirs() {
         a.send(100, 1000);
         b.receive(100).await;
     }
+}
+
+/// Nothing of such a message is taken in, however well it is formed.
+#[tokio::test]
+async fn immediate_data_costs_the_link() {
+    let (fabric, [near, far]) = nodes(1);
+    let (hostile, server) = Hostile::connect(&fabric, &far, true).await;
+    let mut end = End::start(server.await.unwrap().unwrap());
+    fabric.set_immediate_data(true);
+    hostile.send(FrameType::ITEM, b"x", 250);
+    let why = end.end().await;
+    assert!(why.failed && why.malformed && why.detail.contains("immediate data"), "{why}");
+    fabric.set_immediate_data(false);
+    let [a, mut b] = near.link(&far).await;
+    a.send(100, 1000);
+    b.receive(100).await;
+}
+
+/// An attacker's packet is taken only if it has the number that is expected next.
+#[tokio::test]
+async fn packet_numbers_of_queue_pairs_do_not_follow_from_each_other() {
+    let (_fabric, [near, far]) = nodes(1);
+    let announced = far.upgrade.announce().await.unwrap();
+    let mut numbers = Vec::new();
+    for _ in 0..9 {
+        let (_candidate, offer) = near.upgrade.offer(announced.clone(), &near.attempt).await.unwrap();
+        numbers.push(Bootstrap::decode(offer).unwrap().qp.psn);
+    }
+    let steps: BTreeSet<_> = numbers.windows(2).map(|two| two[1].wrapping_sub(two[0])).collect();
+    assert!(steps.len() > 4, "{numbers:?}");
 }
 
 #[tokio::test]

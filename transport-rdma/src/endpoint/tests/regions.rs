@@ -117,6 +117,17 @@ async fn a_caller_hears_of_a_failed_link() {
     assert!(tokio::time::timeout(LIMIT, read).await.expect("nobody says so").is_err());
 }
 
+/// The receive that such a WRITE completes still holds an earlier message, maybe another peer's.
+#[tokio::test]
+async fn a_write_with_immediate_data_is_no_message() {
+    let mut t = Granted::new().await;
+    t.fabric.set_immediate_data(true);
+    let written = t.link().write_granted(t.descriptor(), 0, vec![7; 64].into()).unwrap();
+    let why = t.ends[1].end().await;
+    assert!(why.malformed && why.detail.contains("immediate data"), "{why}");
+    drop(written);
+}
+
 /// Callers look at every point of the driver's way to sleep.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_slept_through_beside_callers_that_look() {

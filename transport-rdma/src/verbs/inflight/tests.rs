@@ -16,7 +16,7 @@ fn free(slab: &Arc<Slab>) -> usize {
 }
 
 fn raw(wr_id: u64, status: WcStatus) -> RawCompletion {
-    RawCompletion { wr_id, status, vendor: 0, qp_num: 5, len: 10 }
+    RawCompletion { wr_id, status, vendor: 0, qp_num: 5, len: 10, foreign: false }
 }
 
 fn done(wr_id: u64) -> RawCompletion {
@@ -83,6 +83,19 @@ fn failed_or_impossible_receive_gives_the_slot_back() {
     assert!(
         matches!(longer, Some(Completion::ReceiveFailed { error, .. }) if error.status == WcStatus::LOC_LEN_ERR)
     );
+}
+
+#[test]
+fn foreign_request_is_no_message() {
+    let (in_flight, slab) = (InFlight::new(1), slab());
+    let wr_id = in_flight.receives().insert(slab.take().unwrap()).unwrap();
+    let foreign = in_flight.resolve(&RawCompletion { foreign: true, ..done(wr_id) });
+    assert!(
+        matches!(foreign, Some(Completion::ReceiveFailed { error, .. }) if error.status == WcStatus::FOREIGN_REQUEST)
+    );
+    assert_eq!(free(&slab), 15);
+    drop(foreign);
+    assert_eq!(free(&slab), 16);
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Hostile peers that speak the session's protocol: what they can do with long messages.
 
+use std::future::pending;
+
 use farcall_core::client::{Call, Connector, RawChannel, Stub};
 use farcall_core::codec::Raw;
 use farcall_core::config::{Limits, Liveness};
@@ -16,7 +18,10 @@ use farcall_core::transport::{BoxFuture, Reason, Unavailable, memory};
 
 use super::*;
 
-/// A service that returns its argument.
+const ECHO: u16 = 0;
+const HANG: u16 = 1;
+
+/// A service with a method that returns its argument, and one that never ends.
 struct Echo(Arc<ServiceInfo>, Arc<Mutex<usize>>);
 
 impl Service for Echo {
@@ -24,8 +29,11 @@ impl Service for Echo {
         &self.0
     }
 
-    fn call(&self, _: usize, request: IncomingCall) -> HandlerFuture {
+    fn call(&self, method: usize, request: IncomingCall) -> HandlerFuture {
         *self.1.lock().unwrap() += 1;
+        if method == HANG.into() {
+            return Box::pin(pending());
+        }
         Box::pin(async move { Reply::Ok(request.payload) })
     }
 }
@@ -56,21 +64,21 @@ struct Setup {
 
 impl Setup {
     async fn new() -> Self {
-        Self::with(RdmaConfig::default()).await
+        Self::with(RdmaConfig::default(), Limits::default()).await
     }
 
-    /// A server with this configuration.
-    async fn with(config: RdmaConfig) -> Self {
+    /// A server with this configuration and these limits.
+    async fn with(config: RdmaConfig, limits: Limits) -> Self {
         let fabric = Fabric::new(1);
         let [near, far] = [node(&fabric, 1, RdmaConfig::default()), node(&fabric, 2, config)];
-        let [client, server] = [&near, &far].map(|node| {
+        let [client, server] = [(&near, Limits::default()), (&far, limits)].map(|(node, limits)| {
             let mut liveness = Liveness::default();
             liveness.retry_ms = 0;
             let upgrade = Ok(Arc::new(node.upgrade.clone()) as _);
-            let plain = Settings::plain(Limits::default(), liveness, Unavailable::new(Reason::Disabled, ""));
+            let plain = Settings::plain(limits, liveness, Unavailable::new(Reason::Disabled, ""));
             Settings { upgrade, ..plain }
         });
-        let methods = vec![Method::unary("echo", "echo")];
+        let methods = ["echo", "hang"].map(|name| Method::unary(name, name)).to_vec();
         let info = Arc::new(ServiceInfo { name: "echo".into(), codec: "raw".into(), methods });
         let executed = Arc::<Mutex<usize>>::default();
         let host =
@@ -125,9 +133,9 @@ fn encoded(encode: impl FnOnce(&mut BytesMut)) -> Bytes {
     out.freeze()
 }
 
-fn request(argument: &[u8]) -> Vec<u8> {
+fn request(method: u16, argument: &[u8]) -> Vec<u8> {
     let payload = Payload::from_body(Bytes::copy_from_slice(argument));
-    let head = RequestHead { service: 0, method: 0, attempt: 1, timeout_us: 0 };
+    let head = RequestHead { service: 0, method, attempt: 1, timeout_us: 0 };
     let content = Content { metadata: Bytes::new(), payload };
     let mut out = encoded(|out| head.encode(&content, out).unwrap()).to_vec();
     out.extend_from_slice(argument);
@@ -199,7 +207,7 @@ impl Liar {
 
     /// A REQUEST of which so many bytes are to be read, at an address and with a key that nobody granted.
     async fn describe_what_is_not_there(&mut self, call: u64, rest: u32) {
-        let mut begin = request(&vec![0; rest as usize]);
+        let mut begin = request(ECHO, &vec![0; rest as usize]);
         begin.truncate(begin.len() - rest as usize);
         let descriptor = [&7_u64.to_le_bytes()[..], &0x1234_u32.to_le_bytes(), &rest.to_le_bytes()].concat();
         let total = begin.len() as u32 + rest;
@@ -209,7 +217,7 @@ impl Liar {
 
     /// A REQUEST with so long an argument, in fragments.
     async fn ask(&mut self, call: u64, len: usize) {
-        let whole = request(&vec![5; len]);
+        let whole = request(ECHO, &vec![5; len]);
         let first = [&(whole.len() as u32).to_le_bytes()[..], &whole[..4000]].concat();
         self.send(FrameType::REQUEST, call, flags::FRAGMENTED, &first).await;
         for piece in whole[4000..].chunks(8000) {
@@ -256,7 +264,8 @@ async fn a_message_that_can_not_be_read_costs_the_link_and_must_be_sent() {
 #[tokio::test]
 async fn peer_that_never_says_done_loses_the_link_when_its_lease_ends() {
     // Half of it is for responses.
-    let t = Setup::with(RdmaConfig { bulk_memory: 4 << 20, ..RdmaConfig::default() }).await;
+    let t =
+        Setup::with(RdmaConfig { bulk_memory: 4 << 20, ..RdmaConfig::default() }, Limits::default()).await;
     let mut liar = Liar::risen(&t).await;
     // Each answer is described and none is ever read, until there is no memory for another.
     let mut held = 0;
@@ -330,7 +339,7 @@ async fn descriptor_that_makes_no_sense_ends_the_connection() {
         [("a descriptor has 15 bytes", 15_u16, 100_u32), ("of 99 bytes is not what a message lacks", 16, 99)]
     {
         let mut liar = Liar::risen(&t).await;
-        let begin = request(b"");
+        let begin = request(ECHO, b"");
         let total = begin.len() as u32 + 100;
         let descriptor = [&[7; 12][..], &len.to_le_bytes()].concat();
         let descriptor = &descriptor[..size.into()];
@@ -351,5 +360,32 @@ async fn peer_that_says_done_of_what_it_has_not_read_only_harms_itself() {
     let (_, close) = liar.stream.expect(FrameType::CLOSE).await;
     let close = Close::decode(close).unwrap();
     assert!(close.code == CloseCode::Protocol && close.reason.contains("done.seq"), "{}", close.reason);
+    t.honest_calls().await;
+}
+
+/// A link by RDMA reads on while its peer holds more than its share. The peer's credits bound what comes meanwhile, and all of it
+/// counts.
+#[tokio::test]
+async fn peer_whose_calls_hang_is_closed_before_memory_is_used_up() {
+    const MEMORY: usize = 16 << 20;
+    let mut limits = Limits::default();
+    limits.memory = MEMORY as u64;
+    let t = Setup::with(RdmaConfig::default(), limits).await;
+    let mut greedy = Liar::risen(&t).await;
+    let mut calls = 0;
+    while t.host.connections().len() == 2 {
+        calls += 1;
+        let hangs = request(HANG, &[5; 4000]);
+        tokio::select! {
+            () = greedy.send(FrameType::REQUEST, calls, 0, &hangs) => {}
+            () = until("its connection stays", || t.host.connections().len() == 1) => {}
+        }
+    }
+    let peak = t.host.memory().peak();
+    assert!(peak > MEMORY / 8 * 7 && peak <= MEMORY, "{calls} calls, {peak} bytes");
+    let (_, close) = greedy.stream.expect(FrameType::CLOSE).await;
+    let close = Close::decode(close).unwrap();
+    assert!(close.reason.contains("limits.memory is 16777216 bytes"), "{}", close.reason);
+    until("the memory is not given back", || t.host.memory().used() <= 1 << 20).await;
     t.honest_calls().await;
 }

@@ -82,13 +82,13 @@ pub(super) struct Table {
 impl Table {
     /// Writes the title and so many rows, within this width.
     pub(super) fn write(&self, text: &mut String, width: usize, rows: usize) -> std::fmt::Result {
-        let widths = widths(self.columns, width);
         let first = match self.rows.len() {
             all if all > rows => format!("{} ({rows} of {all})", self.columns[0].title),
             _ => self.columns[0].title.to_owned(),
         };
         let titles = self.columns.iter().skip(1).map(|column| column.title);
         let titles: Vec<_> = std::iter::once(first.as_str()).chain(titles).map(Cell::from).collect();
+        let widths = widths(self.columns, &self.longest(&titles), width);
         write!(text, "{BOLD}")?;
         write_row(text, self.columns, &widths, &titles)?;
         writeln!(text, "{BOLD:#}")?;
@@ -97,6 +97,15 @@ impl Table {
             writeln!(text)?;
         }
         Ok(())
+    }
+
+    /// Returns how much room the longest text of each column takes.
+    fn longest(&self, titles: &[Cell]) -> Vec<usize> {
+        let of_column = |at: usize| {
+            let cells = self.rows.iter().map(|row| &row[at]).chain([&titles[at]]);
+            cells.map(|cell| fitted(&cell.text, usize::MAX, false).1).max().unwrap_or(0)
+        };
+        (0..self.columns.len()).map(of_column).collect()
     }
 }
 
@@ -116,8 +125,9 @@ fn write_row(text: &mut String, columns: &[Column], widths: &[usize], row: &[Cel
     Ok(())
 }
 
-/// Returns the widths of columns within that of the screen. 0: there is no room for the column.
-fn widths(columns: &[Column], screen: usize) -> Vec<usize> {
+/// Returns the widths of columns within that of the screen, and not beyond their longest texts where these need less than the most. 0:
+/// there is no room for the column.
+fn widths(columns: &[Column], longest: &[usize], screen: usize) -> Vec<usize> {
     let mut widths: Vec<_> = columns.iter().map(|column| column.least).collect();
     let taken = |widths: &[usize]| {
         widths.iter().filter(|width| **width > 0).map(|width| width + 1).sum::<usize>().saturating_sub(1)
@@ -131,7 +141,7 @@ fn widths(columns: &[Column], screen: usize) -> Vec<usize> {
     }
     widths[0] = widths[0].min(screen);
     let spare = screen.saturating_sub(taken(&widths));
-    let most = |at: usize| if widths[at] > 0 { columns[at].most } else { 0 };
+    let most = |at: usize| if widths[at] > 0 { columns[at].most.min(longest[at]) } else { 0 };
     let most: Vec<_> = (0..columns.len()).map(most).collect();
     share(&mut widths, &most, spare);
     widths

@@ -118,3 +118,72 @@ fn section(text: &mut String, title: &str, refused: &[Refused]) -> std::fmt::Res
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
+
+    use super::*;
+    use crate::call::Forms;
+    use crate::call::protobuf::Messages;
+    use crate::describe::Told;
+    use crate::mutations;
+
+    /// A version as `farcall describe HOST --json` writes it.
+    const VERSION: &str = r#"[
+  {
+    "name": "shop.v1.Kv",
+    "codec": "postcard",
+    "methods": [
+      {
+        "name": "get",
+        "streams_requests": false,
+        "streams_answers": false,
+        "signature": "get(key: string) -> option<attachment> | Status",
+        "fingerprint": 1234567890123456789,
+        "accepts": [17, 18446744073709551615],
+        "messages": []
+      },
+      {
+        "name": "scan",
+        "streams_requests": false,
+        "streams_answers": true,
+        "signature": "scan(from: struct Key { at: u64, names: seq<string> }) -> stream<enum Item { A, B { x: tuple(u8, f64) } }> | Status",
+        "fingerprint": 42,
+        "accepts": [],
+        "messages": []
+      }
+    ]
+  },
+  { "name": "shop.v1.Carts", "codec": "prost", "methods": [
+    { "name": "add", "streams_requests": true, "streams_answers": false, "signature": "add(stream<protobuf>) -> protobuf | Status",
+      "fingerprint": 7, "accepts": [], "messages": [
+        { "rust_type": "shop::v1::Item", "names": ["shop.v1.Item"] }, { "rust_type": "()", "names": [] } ] }
+  ] }
+]
+"#;
+
+    #[test]
+    fn no_file_of_a_version_panics() {
+        let version: Vec<Service> = serde_json::from_str(VERSION).unwrap();
+        assert_eq!(refused(&version, &version), []);
+        let mut accepted = 0;
+        for mutation in mutations::of(VERSION, 1).take(10_000) {
+            let Ok(other) = serde_json::from_str::<Vec<Service>>(&mutation) else { continue };
+            accepted += 1;
+            let mut text = String::new();
+            for refused in [refused(&version, &other), refused(&other, &version)] {
+                section(&mut text, "", &refused).unwrap();
+            }
+            // A server may say that, too, and `describe` and `call` read it.
+            let told = Told { services: other, messages: Messages::of(Ok(Vec::new())) };
+            for service in &told.services {
+                for method in &service.methods {
+                    let _ =
+                        Forms::of(&told, service, method).map(|forms| forms.arguments.example().to_string());
+                }
+            }
+        }
+        assert!(accepted > 500, "{accepted}");
+    }
+}

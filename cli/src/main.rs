@@ -8,6 +8,8 @@ mod doctor;
 mod explain;
 mod health;
 mod manual;
+#[cfg(test)]
+mod mutations;
 mod output;
 mod perf;
 mod record;

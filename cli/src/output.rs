@@ -65,7 +65,8 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
     written(output.write_all(text.as_bytes()).and_then(|()| output.flush()))
 }
 
-fn written(result: io::Result<()>) -> Result<(), Failure> {
+/// Returns the failure of an attempt to write to standard output.
+pub(crate) fn written(result: io::Result<()>) -> Result<(), Failure> {
     result.map_err(|error| match error.kind() {
         io::ErrorKind::BrokenPipe => Failure { text: String::new(), code: 0 },
         _ => Failure::no(format!("standard output can't be written: {error}")),

@@ -70,13 +70,16 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
 
 fn read(file: &PathBuf) -> Result<Vec<Captured>, Failure> {
     let unusable = |why: String| Failure::usage(format!("{}: {why}", file.display()));
-    let lines = BufReader::new(File::open(file).map_err(|error| unusable(error.to_string()))?).lines();
+    parse(BufReader::new(File::open(file).map_err(|error| unusable(error.to_string()))?)).map_err(unusable)
+}
+
+fn parse(recording: impl BufRead) -> Result<Vec<Captured>, String> {
     let parse = |(index, line): (usize, std::io::Result<String>)| {
-        let wrong = |why: String| unusable(format!("line {}: {why}", index + 1));
+        let wrong = |why: String| format!("line {}: {why}", index + 1);
         let line = line.map_err(|error| wrong(error.to_string()))?;
         serde_json::from_str(&line).map_err(|error| wrong(format!("it is none of `farcall record`: {error}")))
     };
-    let mut calls = lines.enumerate().map(parse).collect::<Result<Vec<Captured>, Failure>>()?;
+    let mut calls = recording.lines().enumerate().map(parse).collect::<Result<Vec<Captured>, String>>()?;
     // They were written in the order of their answers.
     calls.sort_by_key(|call| call.at_us);
     Ok(calls)
@@ -123,10 +126,7 @@ async fn replay(
     let mut tasks = Vec::new();
     for (index, recorded) in calls.into_iter().enumerate() {
         let Some(client) = clients.get(&recorded.path).cloned() else { continue };
-        let due = match arguments.rate {
-            Some(rate) => Duration::from_secs_f64(index as f64 / f64::from(rate)),
-            None => Duration::from_micros(recorded.at_us.saturating_sub(first)).div_f64(arguments.speed),
-        };
+        let due = due(arguments.rate, arguments.speed, index, &recorded, first);
         tokio::time::sleep_until((begin + due).into()).await;
         // Nobody closes it.
         let Ok(place) = Arc::clone(&places).acquire_owned().await else { break };
@@ -144,6 +144,14 @@ async fn replay(
         compared.extend(task.await.ok());
     }
     compared
+}
+
+/// Returns when a call begins, counted from the first one, which was recorded at `first`.
+fn due(rate: Option<u32>, speed: f64, index: usize, recorded: &Captured, first: u64) -> Duration {
+    match rate {
+        Some(rate) => Duration::from_secs_f64(index as f64 / f64::from(rate)),
+        None => Duration::from_micros(recorded.at_us.saturating_sub(first)).div_f64(speed),
+    }
 }
 
 fn outcome(answer: Result<Payload, Failed>) -> Outcome {
@@ -215,5 +223,53 @@ impl Sum {
             text += &format!("{FAINT}and {} more (--show){FAINT:#}\n", self.others.len() - show);
         }
         text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
+
+    use super::*;
+    use crate::call::protobuf::Messages;
+    use crate::mutations;
+
+    /// Calls as `farcall record` writes them.
+    fn recording() -> String {
+        let call = |number: u64, outcome: serde_json::Value| {
+            let arguments = serde_json::json!({ "body": [1, 97], "attachments": [[1, 2, 3], []] });
+            serde_json::json!({
+                "at_us": number * 1000, "path": "shop.v1.Kv/put", "codec": "postcard", "fingerprint": 1234567890123456789_u64,
+                "metadata": [["tenant", "a"]], "arguments": arguments, "took_us": 17, "outcome": outcome, "missed": 0,
+            })
+            .to_string()
+        };
+        let message = serde_json::json!({ "body": [0], "attachments": [] });
+        let outcomes = [
+            serde_json::json!({ "Answer": message }),
+            serde_json::json!({ "Error": message }),
+            serde_json::json!({ "Status": ["NOT_FOUND", "nothing"] }),
+        ];
+        outcomes.into_iter().zip(1..).map(|(outcome, number)| call(number, outcome) + "\n").collect()
+    }
+
+    #[test]
+    fn no_recording_panics() {
+        let original = parse(recording().as_bytes()).unwrap();
+        assert_eq!(original.len(), 3);
+        let told = Told { services: Vec::new(), messages: Messages::of(Ok(Vec::new())) };
+        let mut accepted = 0;
+        for mutation in mutations::of(&recording(), 1).take(10_000) {
+            let Ok(calls) = parse(mutation.as_bytes()) else { continue };
+            accepted += 1;
+            let mut sum = Sum::default();
+            for (recorded, original) in calls.into_iter().zip(original.iter().cycle()) {
+                let due = due(None, 0.001, 0, &recorded, 0);
+                assert!(Instant::now().checked_add(due).is_some(), "{due:?}");
+                sum.add(Compared { recorded, outcome: original.outcome.clone(), took: Duration::MAX });
+            }
+            assert!(sum.render(2, &told).contains("calls"));
+        }
+        assert!(accepted > 500, "{accepted}");
     }
 }

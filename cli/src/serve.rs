@@ -39,7 +39,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     crate::runtime(arguments.threads)?.block_on(async {
         let health = Reporter::new();
         let doctor = DoctorServer::new(Looking::new(config.rdma.clone()));
-        let perf = PerfServer::new(Service::new(config.rdma.clone()));
+        let perf = PerfServer::new(Service::new(arguments.threads, config.clone()));
         let server = Server::builder().add(perf).add(doctor).with_health(&health);
         let server = server.with_reflection().config(config);
         let server = if arguments.admin { server.with_admin() } else { server };

@@ -70,6 +70,10 @@ fn each_pattern_makes_calls_and_counts_their_bytes() {
         let latency = |name: &str| outcome["latency"][name].as_f64().unwrap();
         let order = ["p50", "p90", "p99", "p999", "max"].map(latency);
         assert!(order.is_sorted() && order[0] > 0.0, "{outcome:#}");
+        // Both processes have worked for it.
+        if cfg!(target_os = "linux") {
+            assert!(number("client_cpu") > 0.0 && number("server_cpu") > 0.0, "{outcome:#}");
+        }
     }
 }
 
@@ -125,9 +129,9 @@ fn a_schedule_shows_the_stall_that_a_closed_loop_hides() {
         outcomes(&results)[0]["latency"]["p90"].as_f64().unwrap()
     };
     let (closed, open) = (p90("closed.json", &[]), p90("open.json", &["--rate", "500", "--in-flight", "4"]));
-    // Nearly half of the calls that were due came in the stall. In the closed loop it was one.
-    assert!(open > 100_000.0, "open {open} us, closed {closed} us");
-    assert!(closed < open, "open {open} us, closed {closed} us");
+    // Nearly half of the calls that were due came in the stall, and waited for its end. In the closed loop it was one of thousands: a
+    // tenth of them could not have been slow.
+    assert!(open > 10.0 * closed, "open {open} us, closed {closed} us");
 }
 
 #[test]

@@ -245,7 +245,7 @@ pub mod probe {
 
     impl Counters {
         /// Reads nothing.
-        pub fn read(_machine: &Machine) -> Self {
+        pub fn read(_machine: &Machine, _config: &RdmaConfig) -> Self {
             Self(())
         }
 

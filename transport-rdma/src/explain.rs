@@ -10,8 +10,7 @@ use crate::probe::KINDS;
 pub fn explanations() -> Vec<Explanation> {
     let kinds = KINDS.iter().copied().flatten();
     let findings = kinds.map(|kind| {
-        let remedy = "`farcall doctor` says what was seen on this machine, and what to do.";
-        Explanation::new("finding", kind.code, kind.means, remedy).blaming(Blame::Environment)
+        Explanation::new("finding", kind.code, kind.means, &sentence(kind.remedy)).blaming(Blame::Environment)
     });
     let errors = errno::meanings().map(|(name, meaning)| {
         let (cause, remedy) = (sentence(meaning.text), sentence(meaning.remedy));

@@ -97,6 +97,8 @@ pub struct Memlock {
     pub asked: u64,
     /// Bytes that this process has pinned already (`VmPin`).
     pub in_use: u64,
+    /// Bytes that the configuration lets this process lock in all.
+    pub configured: u64,
     /// The soft limit in bytes; `None` is unlimited.
     pub soft: Option<u64>,
     /// The hard limit in bytes, up to which the process may raise the soft one; `None` is unlimited.
@@ -220,11 +222,11 @@ impl From<DeviceError> for Unavailable {
 
 impl Memlock {
     fn remedy(&self) -> String {
-        // This registration is one of several, and the pool grows: the default of rdma.memory, for all of them.
-        let need = self.in_use.saturating_add(self.asked).saturating_add(64 << 20).div_ceil(1024);
+        // This registration is one of several, and pools grow to what is configured.
+        let need = self.in_use.saturating_add(self.asked).max(self.configured).div_ceil(1024);
         format!(
-            "raise the limit to {need} KiB or more: `ulimit -l {need}` up to the hard limit, which is {}; above it a \
-             `memlock` line in /etc/security/limits.conf, LimitMEMLOCK=infinity in a systemd unit, or \
+            "raise the limit to {need} KiB, which the configuration allows (`rdma.memory` and `rdma.bulk_memory`): `ulimit -l {need}` up \
+             to the hard limit, which is {}; above it a `memlock` line in /etc/security/limits.conf, LimitMEMLOCK=infinity in a systemd unit, or \
              `docker run --ulimit memlock=-1`",
             Limit(self.hard)
         )
@@ -313,7 +315,13 @@ mod tests {
 
     #[test]
     fn memlock_says_what_was_asked_and_how_to_get_it() {
-        let memlock = Memlock { asked: 8 << 20, in_use: 1 << 20, soft: Some(64 << 10), hard: None };
+        let memlock = Memlock {
+            asked: 8 << 20,
+            in_use: 1 << 20,
+            configured: 576 << 20,
+            soft: Some(64 << 10),
+            hard: None,
+        };
         let reason = Unavailable::Memlock(memlock);
         assert_eq!(
             reason.to_string(),
@@ -321,13 +329,15 @@ mod tests {
         );
         let remedy = reason.remedy();
         for part in [
-            "`ulimit -l 74752`",
+            "`ulimit -l 589824`",
             "LimitMEMLOCK=infinity",
             "--ulimit memlock=-1",
             "hard limit, which is unlimited",
         ] {
             assert!(remedy.contains(part), "{part}: {remedy}");
         }
+        let more_is_in_use = Memlock { in_use: 1 << 30, ..memlock };
+        assert!(more_is_in_use.remedy().contains("`ulimit -l 1056768`"), "{}", more_is_in_use.remedy());
     }
 
     #[test]

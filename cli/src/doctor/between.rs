@@ -84,7 +84,7 @@ fn no_service(status: &Status) -> Between {
 }
 
 /// Finds that the two sides send packets of different sizes.
-fn mtu(here: &Value, there: &Value) -> Option<Between> {
+pub(super) fn mtu(here: &Value, there: &Value) -> Option<Between> {
     let is_chosen =
         |port: &&Value| list(port, "addresses").iter().any(|address| address["is_chosen"] == true);
     let of = |report| {

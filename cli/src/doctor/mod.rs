@@ -87,9 +87,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
         probe::trial(&mut report, &config);
     }
     if let Some(seconds) = arguments.watch {
-        let earlier = Counters::read(&machine);
+        let earlier = Counters::read(&machine, &config);
         thread::sleep(Duration::from_secs(seconds));
-        report.extend(Counters::read(&machine).grown_since(&earlier));
+        report.extend(Counters::read(&machine, &config).grown_since(&earlier));
     }
     if let Some(file) = &arguments.record {
         fs::write(file, machine.recording()).map_err(|error| unusable(file, &error))?;
@@ -148,3 +148,6 @@ fn json(report: &impl Serialize) -> Result<String, Failure> {
     text.push('\n');
     Ok(text)
 }
+
+#[cfg(test)]
+mod tests;

@@ -136,14 +136,9 @@ fn write_port(text: &mut String, port: &PortView, verbose: bool) -> std::fmt::Re
     let state = if port.state == "ACTIVE" { GOOD } else { BAD };
     writeln!(text, "  port {} {state}{}{state:#}  {}", port.number, port.state, facts.join(", "))?;
     for address in port.addresses.iter().filter(|address| verbose || address.is_chosen) {
-        let chosen = match (address.is_chosen, port.link_layer) {
-            (false, _) => "",
-            (true, "Ethernet") => {
-                ", the best that the configuration allows: RoCE v2 comes before v1, IPv4 before IPv6"
-            }
-            (true, _) => ", the best that the configuration allows",
-        };
-        writeln!(text, "    {}  entry {}, {}{chosen}", address.address, address.index, address.kind)?;
+        let netdev = address.netdev.as_ref().map_or_else(String::new, |netdev| format!(", {netdev}"));
+        let chosen = address.reason.as_ref().map_or_else(String::new, |reason| format!(", chosen: {reason}"));
+        writeln!(text, "    {}  entry {}, {}{netdev}{chosen}", address.address, address.index, address.kind)?;
     }
     let others = port.addresses.iter().filter(|address| !address.is_chosen).count();
     if others > 0 && !verbose {

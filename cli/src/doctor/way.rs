@@ -50,7 +50,7 @@ pub(super) async fn look(
 
 /// An address from which a host's device sends packets of RoCE.
 #[derive(Debug, Clone)]
-struct End {
+pub(super) struct End {
     address: IpAddr,
     /// Whether connections leave from there that could leave from any.
     is_chosen: bool,
@@ -60,7 +60,7 @@ struct End {
 }
 
 /// Returns the addresses of RoCE in a report.
-fn ends_of(report: &Value) -> Vec<End> {
+pub(super) fn ends_of(report: &Value) -> Vec<End> {
     let ports = list(report, "devices").iter().flat_map(|device| list(device, "ports"));
     let of_port = |port: &Value| {
         let netdev = port["netdev"].as_str().unwrap_or("NETDEV").to_owned();

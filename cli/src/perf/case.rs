@@ -135,7 +135,8 @@ pub(crate) struct Outcome {
     pub(crate) megabytes_per_second: f64,
     /// Latency in microseconds, from when the call was due.
     pub(crate) latency: Latency,
-    /// Time of processors for one call, in microseconds. `None`: it is not known, or too short to tell.
+    /// Time of processors for one call, in microseconds. `None`: it is not known. With a rate that of the client is not: its schedule
+    /// takes the processor, too.
     pub(crate) client_cpu: Option<f64>,
     pub(crate) server_cpu: Option<f64>,
 }

@@ -19,9 +19,9 @@ fn write(text: &mut String, earlier: &Results, now: &Results) -> std::fmt::Resul
     let width = now.outcomes.iter().map(|outcome| outcome.case.name().chars().count()).max().unwrap_or(0);
     writeln!(
         text,
-        "{BOLD}against the earlier run: {:>width$}  calls/s      p50      p99{BOLD:#}",
-        "",
-        width = width.saturating_sub(23)
+        "{BOLD}{:<width$}    calls/s      p50      p99{BOLD:#}",
+        format!("against the run of {}", if earlier.date.is_empty() { "then" } else { &earlier.date }),
+        width = width
     )?;
     for outcome in &now.outcomes {
         let name = outcome.case.name();
@@ -35,13 +35,12 @@ fn write(text: &mut String, earlier: &Results, now: &Results) -> std::fmt::Resul
         write_ratio(text, old.latency.p99, outcome.latency.p99, false)?;
         writeln!(text)?;
     }
-    if (&earlier.client, &earlier.server) != (&now.client, &now.server) {
-        writeln!(
-            text,
-            "{FAINT}The machines or versions differ:\n  {}\n  {}{FAINT:#}",
-            earlier.client.line(),
-            foreign(&earlier.server.line())
-        )?;
+    for (name, then, now) in
+        [("client", &earlier.client, &now.client), ("server", &earlier.server, &now.server)]
+    {
+        for (fact, then, now) in now.differences(then) {
+            writeln!(text, "  {}", foreign(&format!("{name} {fact}: {then} then, {now} now")))?;
+        }
     }
     Ok(())
 }

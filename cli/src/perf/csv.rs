@@ -6,7 +6,7 @@ use super::Results;
 pub(super) fn render(results: &Results) -> String {
     let mut text = String::from(
         "transport,pattern,size,in_flight,connections,rate,seconds,calls,errors,not_begun,calls_per_second,megabytes_per_second,mean,p50,p90,p99,\
-         p999,max,client_cpu,server_cpu,client,server,version\r\n",
+         p999,max,client_cpu,server_cpu,client,server,version,client_threads,server_threads,date\r\n",
     );
     for outcome in &results.outcomes {
         let (case, latency) = (&outcome.case, &outcome.latency);
@@ -35,6 +35,9 @@ pub(super) fn render(results: &Results) -> String {
             quoted(&results.client.host),
             quoted(&results.server.host),
             results.client.version.clone(),
+            results.client.threads.to_string(),
+            results.server.threads.to_string(),
+            results.date.clone(),
         ];
         text.push_str(&fields.join(","));
         text.push_str("\r\n");

@@ -35,9 +35,12 @@ svg{width:100%;height:auto;font:12px system-ui,sans-serif}.missing{color:#a00}
 fn write(page: &mut String, results: &Results) -> std::fmt::Result {
     writeln!(
         page,
-        "<dl><dt>client</dt><dd>{}</dd><dt>server</dt><dd>{}</dd></dl>",
+        "<dl><dt>date</dt><dd>{}</dd><dt>client</dt><dd>{}</dd><dt></dt><dd>{}</dd><dt>server</dt><dd>{}</dd><dt></dt><dd>{}</dd></dl>",
+        escaped(&results.date),
         escaped(&results.client.line()),
-        escaped(&results.server.line())
+        escaped(&results.client.command),
+        escaped(&results.server.line()),
+        escaped(&results.server.command)
     )?;
     for missing in &results.missing {
         writeln!(page, "<p class=\"missing\">not measured: {}</p>", escaped(missing))?;

@@ -167,15 +167,14 @@ impl Run {
         let times = self.times();
         let mut outcome = outcome(case, transport, self.time.measured.as_secs_f64(), &times);
         // Waiting for the schedule takes the processor, too, so with one nothing can be said of calls.
-        let of_client = after.0.checked_sub(before.0).filter(|_| case.rate.is_none());
-        // A server that was started again counts anew.
-        let of_server = after.1.checked_sub(before.1);
-        let each = |micros: Option<u64>| {
-            micros
-                .filter(|micros| *micros > 0 && times.completed > 0)
-                .map(|micros| micros as f64 / times.completed as f64)
+        let is_told = case.rate.is_none();
+        // 0 is unknown. A server that was started again counts anew.
+        let each = |before: u64, after: u64| {
+            let micros = after.checked_sub(before).filter(|_| before > 0 && times.completed > 0)?;
+            Some(micros as f64 / times.completed as f64)
         };
-        (outcome.client_cpu, outcome.server_cpu) = (each(of_client), each(of_server));
+        outcome.client_cpu = each(before.0, after.0).filter(|_| is_told);
+        outcome.server_cpu = each(before.1, after.1);
         let due = case.rate.map_or(0, |rate| self.schedule.due(rate));
         outcome.not_begun = due.saturating_sub(outcome.calls + outcome.errors);
         Ok(outcome)

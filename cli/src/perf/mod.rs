@@ -14,7 +14,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use clap::Args;
 use farcall::rdma::RdmaConfig;
@@ -91,6 +91,9 @@ pub(crate) struct Arguments {
 /// The results of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Results {
+    /// The time when it began, as RFC 3339 has it.
+    #[serde(default)]
+    date: String,
     client: Environment,
     server: Environment,
     outcomes: Vec<Outcome>,
@@ -128,15 +131,16 @@ fn read(file: &Path) -> Result<Results, Failure> {
 }
 
 async fn measure(arguments: &Arguments) -> Result<Results, Failure> {
-    let here = Environment::here();
+    let config = arguments.target.config()?;
+    let here = Environment::here(arguments.threads, &config);
     let mut results = Results {
+        date: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
         client: here.clone(),
         // Until it says it.
         server: here,
         outcomes: Vec::new(),
         missing: Vec::new(),
     };
-    let config = arguments.target.config()?.rdma;
     let mut reached = false;
     for by in &arguments.transport {
         let most = arguments.connections.iter().copied().max().unwrap_or(1);
@@ -161,7 +165,7 @@ async fn measure(arguments: &Arguments) -> Result<Results, Failure> {
         };
         reached = true;
         for case in cases(arguments, *by) {
-            match watched(&case, &channels[..case.connections], &config, arguments.seconds).await {
+            match watched(&case, &channels[..case.connections], &config.rdma, arguments.seconds).await {
                 Ok(outcome) => results.outcomes.push(outcome),
                 Err(status) => results.missing.push(format!("{}: {status}", case.name())),
             }
@@ -245,3 +249,6 @@ async fn watched(
     bar.finish_and_clear();
     outcome
 }
+
+#[cfg(test)]
+mod tests;

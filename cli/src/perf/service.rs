@@ -5,10 +5,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use farcall::bulk::{BulkRead, BulkWrite};
-use farcall::rdma::RdmaConfig;
 use farcall::rdma::probe::raw::{Answering, Contact, Failed, Request};
 use farcall::region::{Region, RemoteRegion, Rights};
-use farcall::{Bytes, Context, Status, Stream, Streaming, stream};
+use farcall::{Bytes, Config, Context, Status, Stream, Streaming, stream};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{OnceCell, Semaphore, oneshot};
 
@@ -80,7 +79,8 @@ const MOST_SECONDS: u32 = 3700;
 
 /// Serves [`Perf`].
 pub(crate) struct Service {
-    config: RdmaConfig,
+    threads: u16,
+    config: Config,
     devices: Arc<Semaphore>,
     /// The longest payload that was asked for.
     payload: Mutex<Bytes>,
@@ -89,9 +89,10 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    /// Measures with this configuration.
-    pub(crate) fn new(config: RdmaConfig) -> Self {
+    /// Measures with this configuration, on so many threads.
+    pub(crate) fn new(threads: u16, config: Config) -> Self {
         Self {
+            threads,
             config,
             devices: Arc::new(Semaphore::new(DEVICES)),
             payload: Mutex::default(),
@@ -123,7 +124,9 @@ pub(crate) fn filled(size: usize) -> Bytes {
 impl Perf for Service {
     async fn environment(&self) -> farcall::Result<Environment> {
         // It is the same for all, and takes a look at the machine.
-        self.environment.get_or_try_init(|| blocking(Environment::here)).await.cloned()
+        let (threads, config) = (self.threads, self.config.clone());
+        let look = || blocking(move || Environment::here(threads, &config));
+        self.environment.get_or_try_init(look).await.cloned()
     }
 
     async fn usage(&self) -> farcall::Result<Usage> {
@@ -183,7 +186,7 @@ impl Perf for Service {
         let busy = || Status::resource_exhausted("others measure this machine's devices: try again");
         let place = self.devices.clone().try_acquire_owned().map_err(|_| busy())?;
         let peer = cx.peer().map(|peer| peer.ip().to_canonical());
-        let config = self.config.clone();
+        let config = self.config.rdma.clone();
         // The place is free when the device is: this goes on where the caller has gone.
         let open = move || Answering::open(&config, Some(at), peer, &request).map(|ends| (ends, place));
         let (mut answering, place) = blocking(open).await?.map_err(|why| refused(&why))?;

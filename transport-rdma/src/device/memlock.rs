@@ -3,11 +3,11 @@
 use crate::machine::Machine;
 use crate::unavailable::Memlock;
 
-/// The limit and its use, for an error about a registration of `asked` bytes. A limit that cannot be read counts as
-/// unlimited.
-pub(crate) fn memlock(machine: &Machine, asked: u64) -> Memlock {
+/// The limit and its use, for an error about a registration of `asked` bytes, where so many are `configured` in all. A limit
+/// that cannot be read counts as unlimited.
+pub(crate) fn memlock(machine: &Machine, asked: u64, configured: u64) -> Memlock {
     let limits = machine.read("/proc/self/limits").unwrap_or_default();
-    parse(&limits, &status(machine), asked)
+    Memlock { asked, configured, ..parse(&limits, &status(machine)) }
 }
 
 /// How many bytes this process may lock in all; `None`: as many as there are.
@@ -15,7 +15,7 @@ pub(crate) fn lockable(machine: &Machine) -> Option<u64> {
     if has_ipc_lock(&status(machine)) && is_first_namespace(machine) {
         None
     } else {
-        memlock(machine, 0).soft
+        memlock(machine, 0, 0).soft
     }
 }
 
@@ -36,12 +36,13 @@ fn has_ipc_lock(status: &str) -> bool {
     effective.is_some_and(|bits| bits >> CAP_IPC_LOCK & 1 == 1)
 }
 
-fn parse(limits: &str, status: &str, asked: u64) -> Memlock {
+/// Returns the limit and its use, about no registration.
+fn parse(limits: &str, status: &str) -> Memlock {
     let mut values = line(limits, "Max locked memory").map(str::parse::<u64>);
     // "unlimited" is not a number, and so becomes `None`.
     let (soft, hard) = (values.next().and_then(Result::ok), values.next().and_then(Result::ok));
     let pinned_kib = line(status, "VmPin:").next().and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0);
-    Memlock { asked, in_use: pinned_kib.saturating_mul(1024), soft, hard }
+    Memlock { asked: 0, in_use: pinned_kib.saturating_mul(1024), configured: 0, soft, hard }
 }
 
 /// The words after `name` on the line that begins with it.
@@ -61,8 +62,8 @@ Max locked memory         8388608              unlimited            bytes
 
     #[test]
     fn limits_and_use_are_read() {
-        let m = parse(LIMITS, "VmLck:\t       0 kB\nVmPin:\t    2048 kB\n", 4096);
-        assert_eq!((m.asked, m.in_use, m.soft, m.hard), (4096, 2 << 20, Some(8 << 20), None));
+        let m = parse(LIMITS, "VmLck:\t       0 kB\nVmPin:\t    2048 kB\n");
+        assert_eq!((m.in_use, m.soft, m.hard), (2 << 20, Some(8 << 20), None));
     }
 
     #[test]
@@ -86,7 +87,7 @@ Max locked memory         8388608              unlimited            bytes
 
     #[test]
     fn unreadable_is_unlimited() {
-        let m = parse("", "", 1);
+        let m = parse("", "");
         assert_eq!((m.in_use, m.soft, m.hard), (0, None, None));
     }
 }

@@ -1,6 +1,9 @@
 //! The addresses of ports, and how packets travel from them.
 
+use std::net::IpAddr;
+
 use super::Finding;
+use super::Severity::Fault;
 use super::finding::kinds;
 use super::view::View;
 use crate::Unavailable;
@@ -8,20 +11,32 @@ use crate::device::{DeviceSummary, GidKind, LinkLayer, PortSummary};
 
 kinds! { KINDS:
     ROCE_V1 = "roce-v1", Warning, Addresses,
-        "RoCE v1 does not pass routers, and other hosts use RoCE v2, with which it can't talk.";
+        "RoCE v1 does not pass routers, and other hosts use RoCE v2, with which it can't talk.",
+        "take `rdma.gid_index` and `rdma.gid` out of the configuration; else see why the port has no RoCE v2 entry in \
+         `gid_attrs/types`";
     LINK_LOCAL = "link-local", Warning, Addresses,
-        "A link-local address does not pass routers. Only hosts on this network segment can be reached.";
+        "A link-local address does not pass routers. Only hosts on this network segment can be reached.",
+        "give the interface an address that is routed: `ip addr add ADDRESS/PREFIX dev NETDEV`";
+    WRONG_NETDEV = "wrong-interface", Warning, Addresses,
+        "Soft-RoCE was put on a network interface that has no IP address, and another interface has one. Its packets reach no other host, \
+         or those of one network segment only.",
+        "put the device on the interface that has the address: `rdma link delete rxe0 && rdma link add rxe0 type rxe netdev NETDEV`";
     NO_IP = "no-ip-address", Fault, Addresses,
-        "Packets of RoCE v2 are routed as those of IP are. Without an IP address on the port's network interface there is no route.";
+        "Packets of RoCE v2 are routed as those of IP are. Without an IP address on the port's network interface there is no route.",
+        "`ip addr add ADDRESS/PREFIX dev NETDEV`";
     PKEY_ABSENT = "no-partition", Fault, Addresses,
-        "A queue pair belongs to a partition, by a key from the port's table. The configured entry of the table is empty.";
+        "A queue pair belongs to a partition, by a key from the port's table. The configured entry of the table is empty.",
+        "set `rdma.pkey_index` to an entry that is in use: `grep . /sys/class/infiniband/*/ports/*/pkeys/*`";
     PKEY_LIMITED = "limited-partition", Warning, Addresses,
-        "A limited member of a partition can talk with full members only. Two hosts that are limited don't reach each other.";
+        "A limited member of a partition can talk with full members only. Two hosts that are limited don't reach each other.",
+        "set `rdma.pkey_index` to an entry of full membership, or make the port a full member in the subnet manager's partitions.conf";
     SMALL_PACKETS = "small-packets", Note, Addresses,
         "RDMA's packets carry 4096 bytes if the network takes larger ones than Ethernet's 1500 bytes. With smaller packets a device \
-         handles more of them for the same bytes. RDMA works as well.";
+         handles more of them for the same bytes. RDMA works as well.",
+        "`ip link set NETDEV mtu 9000` on all hosts, if the switches let such packets pass";
     TINY_PACKETS = "tiny-packets", Warning, Addresses,
-        "The network interface's MTU leaves less than 1024 bytes of payload to a packet of RDMA.";
+        "The network interface's MTU leaves less than 1024 bytes of payload to a packet of RDMA.",
+        "`ip link set NETDEV mtu 9000` on all hosts if the switches let such packets pass, and 1500 otherwise";
 }
 
 pub(super) fn check(view: &View<'_>) -> Vec<Finding> {
@@ -44,17 +59,39 @@ fn kind(view: &View<'_>) -> Option<Finding> {
                        RoCE v2, ConnectX-3 Pro has it by `options mlx4_core roce_mode=2` of MLNX_OFED";
             Some(Finding::new(&ROCE_V1, format!("{seen} (RoCE v1)"), fix))
         }
-        // The port has it by itself. Without an interface that has it, too, there is no route.
-        GidKind::RoceV2LinkLocal if !view.interfaces.iter().any(|interface| interface.name == netdev) => {
-            Some(Finding::new(
-                &NO_IP,
-                format!("{netdev}, the interface of {}, has no IP address", chosen.device),
-                give,
-            ))
+        GidKind::RoceV2LinkLocal => {
+            // The port has it by itself. Without an interface that has it, too, there is no route.
+            let has_route = view.interfaces.iter().any(|interface| interface.name == netdev);
+            let finding = match wrong_netdev(view, netdev) {
+                Some(finding) => finding,
+                None if has_route => Finding::new(&LINK_LOCAL, seen, give),
+                None => {
+                    let seen = format!("{netdev}, the interface of {}, has no IP address", chosen.device);
+                    Finding::new(&NO_IP, seen, give)
+                }
+            };
+            Some(if has_route { finding } else { finding.but(Fault) })
         }
-        GidKind::RoceV2LinkLocal => Some(Finding::new(&LINK_LOCAL, seen, give)),
         GidKind::InfiniBand | GidKind::RoceV2Ipv4 | GidKind::RoceV2Ipv6 => None,
     }
+}
+
+/// Finds that Soft-RoCE is on an interface without an address of other networks, while another has one.
+fn wrong_netdev(view: &View<'_>, netdev: &str) -> Option<Finding> {
+    let (device, ..) = view.chosen().filter(|(device, ..)| view.is_software(device))?;
+    let is_routable = |address: IpAddr| match address {
+        IpAddr::V4(v4) => !v4.is_loopback() && !v4.is_link_local(),
+        IpAddr::V6(v6) => !v6.is_loopback() && !v6.is_unicast_link_local(),
+    };
+    let better = view.interfaces.iter().find(|other| other.name != netdev && is_routable(other.address))?;
+    let (name, other) = (&device.name, &better.name);
+    let seen =
+        format!("{name} is Soft-RoCE on {netdev}, which has no IP address; {other} has {}", better.address);
+    let fix = format!(
+        "put it there: `rdma link delete {name} && rdma link add {name} type rxe netdev {other}`; or give {netdev} an address: `ip addr add \
+         ADDRESS/PREFIX dev {netdev}`"
+    );
+    Some(Finding::new(&WRONG_NETDEV, seen, fix))
 }
 
 /// Finds that the port is no full member of the partition. Ethernet has one partition, of which all are full members.
@@ -132,7 +169,7 @@ fn packets(view: &View<'_>) -> Option<Finding> {
     };
     let seen = format!("{card} has MTU {mtu}, so packets of {} carry {payload} bytes", device.name);
     let fix = format!(
-        "ip link set {card} mtu 9000, and then what is on it, on all hosts, if the switches let such packets pass"
+        "`ip link set {card} mtu 9000`, and then what is on it, on all hosts, if the switches let such packets pass"
     );
     Some(Finding::new(kind, seen, fix))
 }

@@ -5,28 +5,43 @@ use std::collections::BTreeMap;
 use super::Finding;
 use super::Severity::Note;
 use super::finding::{Kind, kinds};
+use super::network::Priorities;
 use super::view::View;
 use crate::config::RdmaConfig;
+use crate::device::{DeviceSummary, PortSummary};
 use crate::machine::Machine;
 
 kinds! { KINDS:
     LOSS = "packets-lost", Warning, Counters,
         "Packets of RDMA were lost, or came in another order. The device sends all again that came after them, so throughput falls and \
-         latency rises.";
+         latency rises.",
+        "see whether they grow: `farcall doctor --watch 10`; if so give RoCE a lossless priority (PFC) or marks (ECN) on hosts and \
+         switches, and look for full queues there";
     CONGESTION = "congestion", Warning, Counters,
-        "Packets queue in the network, or in front of a receiver, and senders slow down. Some of that is normal under load.";
+        "Packets queue in the network, or in front of a receiver, and senders slow down. Some of that is normal under load.",
+        "if throughput is too low, look for several senders to one receiver, or for a slow receiver";
     CORRUPTION = "damaged-packets", Warning, Counters,
-        "Packets arrived damaged, by the cable, the transceiver, or the socket.";
+        "Packets arrived damaged, by the cable, the transceiver, or the socket.",
+        "reseat or replace cable and transceivers: `ethtool -m NETDEV`, `mlxlink -d DEVICE -c`, `ibdiagnet`";
     RECEIVER = "receiver-not-ready", Warning, Counters,
         "Messages arrived for which the receiver had no buffer. farcall counts the receiver's buffers and never sends more, so they were \
-         another program's, or there is a bug.";
+         another program's, or there is a bug.",
+        "see which program it is: `rdma resource show qp`; if it is farcall, report a bug";
     ACCESS = "requests-refused", Warning, Counters,
         "A device refused requests: for memory that was not granted, or in a wrong state. A connection that ends while requests are on \
-         their way leaves some, too.";
+         their way leaves some, too.",
+        "look into both programs' logs for closed connections at that time";
     LINK = "link-down", Warning, Counters,
-        "The link of a port was lost.";
+        "The link of a port was lost.",
+        "see the kernel's log for when; check cable and switch port";
+    PAUSED = "paused-priority", Warning, Counters,
+        "Pause frames (PFC) hold a priority up. `rx` are those that came: the switch, or a receiver behind it, is full. `tx` are those that \
+         this card sent, because this machine takes packets more slowly than they come. Some of that is normal under load.",
+        "if throughput is too low: for `rx` look for several senders to one receiver, or for a slow receiver; for `tx` see this machine's \
+         PCIe, NUMA node and load";
     GAVE_UP = "gave-up", Warning, Counters,
-        "The device repeated packets as often as it may, got no answer, and gave the connection up.";
+        "The device repeated packets as often as it may, got no answer, and gave the connection up.",
+        "find out whether the peer's host was down; else look for lost packets, MTU and the route to it (`ip route get ADDRESS`)";
 }
 
 /// Where a counter stands.
@@ -73,7 +88,7 @@ const KNOWN: &[(&Kind, Place, &[&str])] = &[
     (&CONGESTION, Place::Port, &["port_xmit_wait"]),
     (&CONGESTION, Place::Ethernet, &[
         "tx_pause_ctrl_phy", "tx_pause_storm_warning_events", "outbound_pci_stalled_rd_events", "outbound_pci_stalled_wr_events",
-        "tx_pause_frames", "tx_pfc_frames",
+        "tx_pause_frames",
     ]),
     (&CORRUPTION, Place::Hardware, &["rx_icrc_encapsulated", "rx_roce_errors", "ip4InTruncatedPkts", "ip6InTruncatedPkts"]),
     (&CORRUPTION, Place::Port, &[
@@ -105,43 +120,47 @@ const KNOWN: &[(&Kind, Place, &[&str])] = &[
     (&LINK, Place::Ethernet, &["link_down_events_phy", "link_down_events"]),
 ];
 
+/// Counters of pause frames for a priority in `ethtool -S`: what stands before its number, and behind it (mlx5, bnxt_en, ice, mlx4).
+const PAUSES: &[(&str, &str)] = &[
+    ("rx_prio", "_pause"),
+    ("tx_prio", "_pause"),
+    ("rx_pfc_ena_frames_pri", ""),
+    ("tx_pfc_ena_frames_pri", ""),
+    ("rx_priority_", "_xoff.nic"),
+    ("tx_priority_", "_xoff.nic"),
+    ("rx_pause_prio_", ""),
+    ("tx_pause_prio_", ""),
+];
+
 /// The counters of all ports at a time that stand still in a healthy network.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counters {
     /// By port, kind and name. The code of a kind stands for it.
-    values: BTreeMap<(String, &'static str, &'static str), u64>,
+    values: BTreeMap<(String, &'static str, String), Value>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Value {
+    count: u64,
+    /// A remark about what is counted. Mostly empty.
+    about: String,
 }
 
 impl Counters {
-    /// Reads the counters. Blocks for milliseconds.
-    pub fn read(machine: &Machine) -> Self {
-        Self::of(&View::new(machine, &RdmaConfig::default()))
+    /// Reads the counters, for a process with this configuration. Blocks for milliseconds.
+    pub fn read(machine: &Machine, config: &RdmaConfig) -> Self {
+        Self::of(&View::new(machine, config))
     }
 
     pub(super) fn of(view: &View<'_>) -> Self {
-        let mut values = BTreeMap::new();
-        for device in view.summaries.iter().filter(|device| device.unsuited.is_none()) {
-            for port in &device.ports {
-                let netdev = view.netdev(device, port).filter(|_| !view.is_software(device));
-                let cards = netdev.map(|netdev| view.cards(&netdev)).unwrap_or_default();
-                let ethernet = cards.iter().filter_map(|card| view.machine.run(&["ethtool", "-S", card]));
-                let ethernet: String = ethernet.map(|text| text + "\n").collect();
-                for (kind, place, names) in KNOWN {
-                    for name in *names {
-                        let value = match place {
-                            Place::Hardware => view.of_port(device, port, &format!("hw_counters/{name}")),
-                            Place::Port => view.of_port(device, port, &format!("counters/{name}")),
-                            Place::Ethernet => of_ethtool(&ethernet, name),
-                        };
-                        if let Some(value) = value.and_then(|value| value.parse().ok()) {
-                            let at = format!("{} port {}", device.name, port.number);
-                            values.insert((at, kind.code, *name), value);
-                        }
-                    }
-                }
-            }
-        }
-        Self { values }
+        let suited = view.summaries.iter().filter(|device| device.unsuited.is_none());
+        let ports = suited.flat_map(|device| device.ports.iter().map(move |port| (device, port)));
+        let of_port = |(device, port): (&DeviceSummary, &PortSummary)| {
+            let at = format!("{} port {}", device.name, port.number);
+            let counted = counted(view, device, port).into_iter();
+            counted.map(move |(kind, name, value)| ((at.clone(), kind.code, name), value))
+        };
+        Self { values: ports.flat_map(of_port).collect() }
     }
 
     /// Returns a note about each kind and port of which a counter is not zero.
@@ -159,56 +178,80 @@ impl Counters {
 
     fn findings(&self, when: &str, growth: impl Fn(u64, u64) -> u64, earlier: &Self) -> Vec<Finding> {
         let mut grown: BTreeMap<(&str, &str), Vec<String>> = BTreeMap::new();
-        for (key @ (at, code, name), value) in &self.values {
+        for (key @ (at, code, name), Value { count, about }) in &self.values {
             // One that was not there before did not grow.
-            let before = earlier.values.get(key).copied().unwrap_or(if earlier.values.is_empty() {
-                0
-            } else {
-                *value
-            });
-            let growth = growth(*value, before);
+            let unknown = if earlier.values.is_empty() { 0 } else { *count };
+            let growth = growth(*count, earlier.values.get(key).map_or(unknown, |before| before.count));
             if growth != 0 {
-                grown.entry((at, code)).or_default().push(format!("{name} {growth}"));
+                grown.entry((at, code)).or_default().push(format!("{name} {growth}{about}"));
             }
         }
         let finding = |((at, code), grown): ((&str, &str), Vec<String>)| {
-            let (kind, remedy) = REMEDIES.iter().find(|(kind, _)| kind.code == code)?;
-            Some(Finding::new(kind, format!("{at} counted {} {when}", grown.join(", ")), *remedy))
+            let kind = KINDS.iter().find(|kind| kind.code == code)?;
+            Some(Finding::new(kind, format!("{at} counted {} {when}", grown.join(", ")), kind.remedy))
         };
         grown.into_iter().filter_map(finding).collect()
     }
 }
 
-/// Returns the value of the lines `NAME: VALUE` of `ethtool -S`.
-fn of_ethtool(text: &str, name: &str) -> Option<String> {
-    let values = text.lines().filter_map(|line| {
-        let (found, value) = line.trim().rsplit_once(": ")?;
-        if found == name { value.parse::<u64>().ok() } else { None }
-    });
-    // A bond has several cards.
-    values.reduce(u64::saturating_add).map(|sum| sum.to_string())
+/// Returns the counters of a port, each with its kind and name.
+fn counted(
+    view: &View<'_>,
+    device: &DeviceSummary,
+    port: &PortSummary,
+) -> Vec<(&'static Kind, String, Value)> {
+    let netdev = view.netdev(device, port).filter(|_| !view.is_software(device));
+    let cards = netdev.map(|netdev| view.cards(&netdev)).unwrap_or_default();
+    let ethernet = of_cards(view, &cards);
+    let of_file = |file: String| view.of_port(device, port, &file)?.parse().ok();
+    let mut counted = Vec::new();
+    for (kind, place, names) in KNOWN {
+        for name in *names {
+            let count = match place {
+                Place::Hardware => of_file(format!("hw_counters/{name}")),
+                Place::Port => of_file(format!("counters/{name}")),
+                Place::Ethernet => ethernet.get(*name).copied(),
+            };
+            let value = count.map(|count| Value { count, about: String::new() });
+            counted.extend(value.map(|value| (*kind, (*name).to_owned(), value)));
+        }
+    }
+    let pauses = cards.first().map(|card| pauses(view, card, &ethernet)).unwrap_or_default();
+    counted.extend(pauses.into_iter().map(|(name, value)| (&PAUSED, name, value)));
+    counted
 }
 
-/// The remedy of each kind.
-static REMEDIES: &[(&Kind, &str)] = &[
-    (
-        &LOSS,
-        "see whether they grow: `farcall doctor --watch 10`; if so give RoCE a lossless priority (PFC) or marks (ECN) on hosts and \
-         switches, and look for full queues there",
-    ),
-    (
-        &CONGESTION,
-        "if throughput is too low, look for several senders to one receiver, or for a slow receiver",
-    ),
-    (
-        &CORRUPTION,
-        "reseat or replace cable and transceivers: `ethtool -m NETDEV`, `mlxlink -d DEVICE -c`, `ibdiagnet`",
-    ),
-    (&RECEIVER, "see which program it is: `rdma resource show qp`; if it is farcall, report a bug"),
-    (&ACCESS, "look into both programs' logs for closed connections at that time"),
-    (
-        &GAVE_UP,
-        "find out whether the peer's host was down; else look for lost packets, MTU and the route to it (`ip route get ADDRESS`)",
-    ),
-    (&LINK, "see the kernel's log for when; check cable and switch port"),
-];
+/// Returns the counters of pause frames for a priority of a card, with what the priority is for.
+fn pauses(view: &View<'_>, card: &str, ethernet: &BTreeMap<String, u64>) -> Vec<(String, Value)> {
+    let count = |(before, after): &(&str, &str), priority: u8| {
+        let name = format!("{before}{priority}{after}");
+        Some((priority, *ethernet.get(&name)?, name))
+    };
+    let found: Vec<_> =
+        PAUSES.iter().flat_map(|names| (0..8).filter_map(move |priority| count(names, priority))).collect();
+    // Programs are asked only where it matters.
+    let mut priorities = None;
+    let value = |(priority, count, name)| {
+        let about = if count == 0 {
+            String::new()
+        } else {
+            let priorities = priorities.get_or_insert_with(|| Priorities::read(view, card));
+            format!(" (priority {priority}: {})", priorities.about(priority))
+        };
+        (name, Value { count, about })
+    };
+    found.into_iter().map(value).collect()
+}
+
+/// Returns the counters in the lines `NAME: VALUE` of `ethtool -S`, of all cards of a bond together.
+fn of_cards(view: &View<'_>, cards: &[String]) -> BTreeMap<String, u64> {
+    let mut sums = BTreeMap::new();
+    for text in cards.iter().filter_map(|card| view.machine.run(&["ethtool", "-S", card])) {
+        let counters = text.lines().filter_map(|line| line.trim().rsplit_once(": "));
+        for (name, value) in counters.filter_map(|(name, value)| Some((name, value.parse::<u64>().ok()?))) {
+            let sum = sums.entry(name.to_owned()).or_insert(0_u64);
+            *sum = sum.saturating_add(value);
+        }
+    }
+    sums
+}

@@ -10,15 +10,20 @@ use crate::device::{DeviceSummary, LinkLayer, PortSummary, Unsuited};
 kinds! { KINDS:
     SUBNET_MANAGER = "no-subnet-manager", Fault, Devices,
         "The cable is fine, but nobody has given the port an address. On InfiniBand that is the work of a subnet manager, of which each \
-         network needs one.";
+         network needs one.",
+        "start a subnet manager in this network: opensm, or the switch's own";
     SOFTWARE = "software-device", Note, Devices,
-        "The kernel does the work of an RDMA device here. It behaves like one, but TCP is as fast, and needs less of the CPU.";
+        "The kernel does the work of an RDMA device here. It behaves like one, but TCP is as fast, and needs less of the CPU.",
+        "for speed use a card that has RDMA";
     SOFTWARE_CHOSEN = "software-before-hardware", Warning, Devices,
-        "Connections would use a device that is emulated by the kernel, though the machine has a real one.";
+        "Connections would use a device that is emulated by the kernel, though the machine has a real one.",
+        "name the real device by `rdma.device`, or delete the emulated one: `rdma link delete NAME`";
     PCIE = "slow-pcie", Warning, Devices,
-        "The device talks to the machine with fewer lanes, or at a lower speed, than it can. If that is less than its ports carry, it limits large transfers.";
+        "The device talks to the machine with fewer lanes, or at a lower speed, than it can. If that is less than its ports carry, it limits large transfers.",
+        "move the card to a slot that has its lanes and speed, or let the firmware's set-up give it them (bifurcation)";
     SLOW_PORT = "slow-port", Warning, Devices,
-        "The port runs at the lowest speed that there is. Real devices do so when the link could not be set up properly.";
+        "The port runs at the lowest speed that there is. Real devices do so when the link could not be set up properly.",
+        "check cable, switch port and auto-negotiation (`ethtool NETDEV`, `ibstatus`)";
 }
 
 pub(super) fn check(view: &View<'_>) -> Vec<Finding> {
@@ -41,10 +46,16 @@ pub(super) fn check(view: &View<'_>) -> Vec<Finding> {
 /// Finds devices that can't be used, whatever their ports are. It is a fault if there is no other, or if one is configured.
 fn unsuited(view: &View<'_>, device: &DeviceSummary) -> Option<Finding> {
     let name = device.name.clone();
-    let finding = Finding::from(&match device.unsuited? {
+    let mut finding = Finding::from(&match device.unsuited? {
         Unsuited::NoReliableQueuePairs(driver) => Unavailable::NoReliableQueuePairs { device: name, driver },
         Unsuited::Iwarp => Unavailable::Iwarp { device: name },
     });
+    if view.is_software(device) {
+        finding.seen =
+            format!("{} is siw, iWARP by the kernel's software, which farcall can't connect", device.name);
+        finding.fix =
+            "use TCP here, or Soft-RoCE in its place: rdma link add rxe0 type rxe netdev NAME".to_owned();
+    }
     let is_cause =
         matches!(view.choice, Err(Unavailable::NoReliableQueuePairs { .. } | Unavailable::Iwarp { .. }));
     Some(if is_cause { finding } else { finding.but(Note) })

@@ -6,13 +6,15 @@ use super::view::View;
 
 kinds! { KINDS:
     DROPPED = "firewall-drops-roce", Fault, Network,
-        "Packets of Soft-RoCE pass the kernel's firewall, and it drops them. Connections go by TCP after their probe has timed out.";
+        "Packets of Soft-RoCE pass the kernel's firewall, and it drops them. Connections go by TCP after their probe has timed out.",
+        "take the rule out, or accept UDP port 4791 before it";
     MAY_DROP = "firewall-may-drop-roce", Warning, Network,
-        "Packets of Soft-RoCE pass the kernel's firewall, which drops what no rule accepts.";
+        "Packets of Soft-RoCE pass the kernel's firewall, which drops what no rule accepts.",
+        "accept UDP port 4791: `nft insert rule CHAIN udp dport 4791 accept`, `iptables -I INPUT -p udp --dport 4791 -j ACCEPT`";
 }
 
 /// The UDP port of RoCE v2, as IANA has assigned it.
-const ROCE_PORT: &str = "4791";
+pub(super) const ROCE_PORT: &str = "4791";
 
 pub(super) fn check(view: &View<'_>) -> Option<Finding> {
     let (device, ..) = view.chosen()?;

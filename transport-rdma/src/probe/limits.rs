@@ -11,14 +11,18 @@ use crate::device::{lockable, memlock as memlock_of};
 kinds! { KINDS:
     MEMLOCK_LOW = "memlock-low", Warning, Limits,
         "Devices work in memory that is locked. The first registrations fit below the limit; as much as the configuration \
-         allows does not. Then some peers stay on TCP, or long messages are copied.";
+         allows does not. Then some peers stay on TCP, or long messages are copied.",
+        "raise the limit to `rdma.memory` and `rdma.bulk_memory` together (`ulimit -l`, LimitMEMLOCK=infinity), or lower the settings";
     FILES = "few-files", Warning, Limits,
-        "Each connection, and each device, is an open file.";
+        "Each connection, and each device, is an open file.",
+        "`ulimit -n`, or LimitNOFILE= in a systemd unit";
     CGROUP = "rdma-cgroup", Warning, Limits,
         "The control group limits how many devices and objects of theirs (queue pairs, queues, regions) its processes have. When the \
-         limit is reached, further peers stay on TCP.";
+         limit is reached, further peers stay on TCP.",
+        "raise the limit: `echo 'DEVICE hca_object=max' > /sys/fs/cgroup/GROUP/rdma.max`";
     HUGE_PAGES = "no-huge-pages", Note, Limits,
-        "Registered memory lies in huge pages where there are any, which devices look up faster. Without them it lies in ordinary ones.";
+        "Registered memory lies in huge pages where there are any, which devices look up faster. Without them it lies in ordinary ones.",
+        "`echo madvise > /sys/kernel/mm/transparent_hugepage/enabled`, or reserve some: `sysctl vm.nr_hugepages`";
 }
 
 pub(super) fn check(view: &View<'_>) -> Vec<Finding> {
@@ -33,9 +37,9 @@ pub(super) fn check(view: &View<'_>) -> Vec<Finding> {
 
 /// Finds a limit on locked memory that is lower than what is configured.
 fn memlock(view: &View<'_>) -> Option<Finding> {
-    let most = view.config.memory.saturating_add(view.config.bulk_memory);
+    let most = view.config.most_memory();
     let soft = lockable(view.machine)?;
-    let memlock = memlock_of(view.machine, RdmaConfig::LEAST_MEMORY);
+    let memlock = memlock_of(view.machine, RdmaConfig::LEAST_MEMORY, most);
     if soft < memlock.in_use.saturating_add(memlock.asked) {
         return Some(Finding::from(&Unavailable::Memlock(memlock)));
     }
@@ -79,27 +83,26 @@ fn cgroup(view: &View<'_>) -> Vec<Finding> {
     let Some((mount, mut path)) = of_group else { return Vec::new() };
     let mut found = Vec::new();
     loop {
-        let file = format!("{mount}{}/rdma.max", path.trim_end_matches('/'));
-        for line in view.machine.read(&file).unwrap_or_default().lines() {
-            let mut words = line.split_whitespace();
-            let device = words.next().unwrap_or_default();
+        let directory = format!("{mount}{}", path.trim_end_matches('/'));
+        let read = |file: &str| view.machine.read(&format!("{directory}/{file}")).unwrap_or_default();
+        let (limits, current) = (read("rdma.max"), read("rdma.current"));
+        for (device, name, limit) in numbers(&limits) {
             if !view.summaries.iter().any(|summary| summary.name == device) {
                 continue;
             }
-            // A word `max` is no number, and no limit.
-            for (name, limit) in words
-                .filter_map(|word| word.split_once('='))
-                .filter_map(|(n, v)| Some((n, v.parse::<u64>().ok()?)))
-            {
-                let need = if name == "hca_object" { OBJECTS } else { 1 };
-                if limit < need {
-                    let finding = Finding::new(
-                        &CGROUP,
-                        format!("{file} allows {limit} {name} of {device}; {need} or more are needed"),
-                        format!("echo '{device} {name}=max' > {file}"),
-                    );
-                    found.push(if limit == 0 { finding.but(Fault) } else { finding });
-                }
+            let used = numbers(&current).find(|(of, what, _)| (*of, *what) == (device, name));
+            let used = used.map_or(0, |(.., used)| used);
+            let need = if name == "hca_object" { OBJECTS } else { 1 };
+            if limit.saturating_sub(used) < need {
+                let finding = Finding::new(
+                    &CGROUP,
+                    format!(
+                        "{directory}/rdma.max allows {limit} {name} of {device}, {used} are in use; {need} or more are needed"
+                    ),
+                    format!("echo '{device} {name}=max' > {directory}/rdma.max"),
+                );
+                // Those in use may be the service's own.
+                found.push(if limit == 0 { finding.but(Fault) } else { finding });
             }
         }
         match path.trim_end_matches('/').rsplit_once('/') {
@@ -107,6 +110,18 @@ fn cgroup(view: &View<'_>) -> Vec<Finding> {
             None => return found,
         }
     }
+}
+
+/// Returns the numbers in the lines `DEVICE NAME=NUMBER …` of a file of the control group. A word `max` is no number, and no limit.
+fn numbers(text: &str) -> impl Iterator<Item = (&str, &str, u64)> {
+    text.lines().flat_map(|line| {
+        let mut words = line.split_whitespace();
+        let device = words.next().unwrap_or_default();
+        words.filter_map(move |word| {
+            let (name, number) = word.split_once('=')?;
+            Some((device, name, number.parse().ok()?))
+        })
+    })
 }
 
 /// Finds that registered memory can't lie in huge pages. Emulated devices don't care.
@@ -123,7 +138,7 @@ fn huge_pages(view: &View<'_>) -> Option<Finding> {
     let size = memory
         .lines()
         .find_map(|line| line.strip_prefix("Hugepagesize:")?.split_whitespace().next()?.parse::<u64>().ok());
-    let need = view.config.memory.saturating_add(view.config.bulk_memory).div_ceil(1024);
+    let need = view.config.most_memory().div_ceil(1024);
     // Larger ones than 2 MiB would be many times what is needed.
     let reserve = size
         .filter(|kib| *kib == 2048)

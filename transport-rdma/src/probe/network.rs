@@ -1,39 +1,52 @@
 //! The settings by which the network treats packets: pauses, priorities and marks.
 
+use std::collections::BTreeSet;
+
 use farcall_core::class::TrafficClass;
 
 use super::Finding;
 use super::finding::kinds;
+use super::firewall::ROCE_PORT;
 use super::view::View;
 use crate::device::LinkLayer;
 
 kinds! { KINDS:
     LOSSY = "lossy-network", Note, Network,
         "RoCE repairs the loss of a packet by sending everything after it again. Where a switch may drop packets under load, throughput \
-         falls steeply then. A priority that switches pause (PFC), or marks that slow senders down (ECN), prevent it.";
+         falls steeply then. A priority that switches pause (PFC), or marks that slow senders down (ECN), prevent it.",
+        "agree with the network's operators on a priority and a DSCP (often 3 and 26); set them by dcb(8) on all hosts, and \
+         `rdma.dscp.normal` and `rdma.ecn` here";
     UNPROTECTED = "unprotected-priority", Note, Network,
-        "The network card has a priority without loss, and farcall's packets are not in it. They are dropped first where a switch is full.";
+        "The network card has a priority without loss, and farcall's packets are not in it. They are dropped first where a switch is full.",
+        "set `rdma.dscp.normal` to the DSCP of the priority without loss, if that is RoCE's";
     TRUST = "dscp-not-trusted", Warning, Network,
         "The configuration marks packets with a DSCP, but this network card sorts by the VLAN's priority and ignores the mark. \
-         They travel in the queue that has no protection.";
+         They travel in the queue that has no protection.",
+        "`dcb app add dev NETDEV dscp-prio DSCP:PRIORITY` (with MLNX_OFED: `mlnx_qos -i NETDEV --trust dscp`)";
     DSCP_UNMAPPED = "dscp-not-mapped", Warning, Network,
         "The configuration marks packets with a DSCP that this network card maps to no priority, or to one without pauses. \
-         They travel in a queue that has no protection.";
+         They travel in a queue that has no protection.",
+        "`dcb app replace dev NETDEV dscp-prio DSCP:PRIORITY`, with the priority that pauses";
     STARVED = "starved-class", Warning, Network,
         "The network card shares its link among classes of priorities (ETS). A class without a share sends only what the others leave over. \
-         Under load calls stand still, and connections fail.";
+         Under load calls stand still, and connections fail.",
+        "give the class a share of the link: `dcb ets set dev NETDEV tc-bw CLASS:SHARE`";
     SHARED = "shared-class", Note, Network,
         "RoCE's priority is without loss, and shares its class with packets that have no DSCP, which are TCP's. They take turns with \
-         RoCE's, and a pause for RoCE holds up all of the class.";
+         RoCE's, and a pause for RoCE holds up all of the class.",
+        "give RoCE's priority a class of its own: `dcb ets set dev NETDEV prio-tc PRIORITY:CLASS`";
     ECN_OFF = "ecn-off", Warning, Network,
         "With `rdma.ecn` switches mark packets where they queue. This network card ignores the marks, or does not slow down for those who \
-         report them, so queues grow until packets are lost.";
+         report them, so queues grow until packets are lost.",
+        "`echo 1 > /sys/class/net/NETDEV/ecn/roce_np/enable/PRIORITY`, and likewise for roce_rp";
     GLOBAL_PAUSE = "global-pause", Note, Network,
         "The network card pauses all traffic when the other side is full, TCP and heartbeats as well. It keeps RoCE from loss, but one \
-         slow receiver can hold up the whole switch.";
+         slow receiver can hold up the whole switch.",
+        "pause for one priority instead (`dcb pfc set`), and last `ethtool -A NETDEV rx off tx off`";
     SMALL_RINGS = "small-rings", Note, Network,
         "Packets of TCP were dropped because the card had no buffers for them. RDMA has buffers of its own. TCP carries connections that \
-         have no RDMA, and each session's beginning.";
+         have no RDMA, and each session's beginning.",
+        "`ethtool -G NETDEV rx MAXIMUM`";
 }
 
 pub(super) fn check(view: &View<'_>) -> Vec<Finding> {
@@ -63,6 +76,8 @@ struct Qos<'a> {
     trusts_dscp: Option<bool>,
     /// The priorities of DSCPs.
     dscp: Vec<(u8, u8)>,
+    /// The priority that the table of applications gives RoCE's UDP port.
+    roce: Option<u8>,
     /// Whether it pauses all traffic, both ways.
     pauses_all: bool,
 }
@@ -72,6 +87,9 @@ impl<'a> Qos<'a> {
         let pfc = view.machine.run(&["dcb", "pfc", "show", "dev", netdev]);
         let app = view.machine.run(&["dcb", "-N", "app", "show", "dev", netdev]);
         let dscp: Vec<_> = numbers(app.as_deref().unwrap_or_default(), "dscp-prio").collect();
+        let ports = pairs(app.as_deref().unwrap_or_default(), "dgram-port-prio");
+        let roce =
+            ports.filter(|(port, _)| *port == ROCE_PORT).find_map(|(_, priority)| priority.parse().ok());
         // The kernel's drivers sort by the DSCP as soon as one is mapped. Others have a file.
         let trust = view.of_netdev(netdev, "qos/trust").map(|trust| trust == "dscp");
         let trusts_dscp = trust.or_else(|| app.is_some().then_some(!dscp.is_empty()));
@@ -80,7 +98,7 @@ impl<'a> Qos<'a> {
             pause.lines().any(|line| line.strip_prefix(direction).is_some_and(|state| state.trim() == "on"))
         };
         let pauses_all = on("RX:") && on("TX:");
-        Self { netdev, lossless: pfc.map(|text| enabled(&text)), trusts_dscp, dscp, pauses_all }
+        Self { netdev, lossless: pfc.map(|text| enabled(&text)), trusts_dscp, dscp, roce, pauses_all }
     }
 
     /// Returns the commands that make a priority lossless for RoCE.
@@ -166,6 +184,38 @@ impl<'a> Qos<'a> {
             self.netdev
         );
         self.pauses_all.then(|| Finding::new(&GLOBAL_PAUSE, seen, fix))
+    }
+}
+
+/// The use of a card's priorities.
+pub(super) struct Priorities {
+    /// The priorities for which the card pauses.
+    lossless: Vec<u8>,
+    /// The priority that the card's table of applications gives RoCE.
+    roce: Option<u8>,
+    /// The priorities of farcall's packets.
+    own: BTreeSet<u8>,
+}
+
+impl Priorities {
+    pub(super) fn read(view: &View<'_>, netdev: &str) -> Self {
+        let qos = Qos::read(view, netdev);
+        let own = TrafficClass::ALL.map(|class| qos.priority_of(view.config.dscp.of(class)));
+        Self { own: own.into(), roce: qos.roce, lossless: qos.lossless.unwrap_or_default() }
+    }
+
+    /// Returns what a priority is for.
+    pub(super) fn about(&self, priority: u8) -> String {
+        if self.own.contains(&priority) {
+            return "farcall's packets have it".to_owned();
+        }
+        let own: Vec<_> = self.own.iter().map(u8::to_string).collect();
+        let others = match (self.roce == Some(priority), self.lossless.contains(&priority)) {
+            (true, _) => "RoCE's by the card's table of applications",
+            (false, true) => "without loss, as RoCE's should be",
+            (false, false) => "not RoCE's",
+        };
+        format!("{others}; farcall's packets have {}", own.join(" and "))
     }
 }
 

@@ -10,17 +10,23 @@ use crate::device::{DeviceSummary, ranges};
 
 kinds! { KINDS:
     REMOTE = "remote-node", Warning, Placement,
-        "Every access of the device to this process's memory, and every look at the device, crosses from one processor socket to another.";
+        "Every access of the device to this process's memory, and every look at the device, crosses from one processor socket to another.",
+        "`numactl --cpunodebind=NODE --membind=NODE PROGRAM`, with the device's node";
     BUSY_REMOTE = "remote-poller", Warning, Placement,
-        "The CPU that polls the device is on another socket than the device.";
+        "The CPU that polls the device is on another socket than the device.",
+        "set `rdma.busy_cpu` to a CPU that the device is attached to";
     BUSY_ABSENT = "busy-cpu-not-allowed", Fault, Placement,
-        "The thread that polls the device can't run on the CPU that the configuration names.";
+        "The thread that polls the device can't run on the CPU that the configuration names.",
+        "set `rdma.busy_cpu` to one of the CPUs that this process may run on, or leave it out";
     ONE_CPU = "interrupts-on-one-cpu", Warning, Placement,
-        "One CPU takes all interrupts of the device. In the completion modes `event` and `adaptive` it limits all wake-ups.";
+        "One CPU takes all interrupts of the device. In the completion modes `event` and `adaptive` it limits all wake-ups.",
+        "spread the interrupts over the CPUs near the device, by /proc/irq/*/smp_affinity_list, and stop irqbalance, which undoes it";
     IRQ_REMOTE = "remote-interrupts", Warning, Placement,
-        "The device's interrupts go to CPUs on another socket than the device.";
+        "The device's interrupts go to CPUs on another socket than the device.",
+        "send the interrupts to CPUs near the device, by /proc/irq/*/smp_affinity_list, and stop irqbalance, which undoes it";
     GOVERNOR = "slow-governor", Note, Placement,
-        "The CPUs sleep and change their speed to save power. A call that wakes one waits for that, up to some tens of microseconds.";
+        "The CPUs sleep and change their speed to save power. A call that wakes one waits for that, up to some tens of microseconds.",
+        "`cpupower frequency-set -g performance`";
 }
 
 pub(super) fn check(view: &View<'_>) -> Vec<Finding> {
@@ -55,8 +61,12 @@ fn contains(list: &str, cpu: u32) -> bool {
 fn remote(view: &View<'_>, device: &DeviceSummary) -> Option<Finding> {
     let (cpus, of_device) = (allowed(view)?, device.numa_node?);
     let home = view.machine.node_of(&cpus).filter(|home| *home != of_device)?;
+    let distances = view.machine.read(&format!("/sys/devices/system/node/node{home}/distance"));
+    let distance = distances.as_deref().unwrap_or_default().split_whitespace().nth(of_device as usize);
+    let distance = distance
+        .map_or_else(String::new, |distance| format!(", at distance {distance} (10 is the same node)"));
     let seen = format!(
-        "{} is on NUMA node {of_device}, this process may run on node {home} only (CPUs {cpus})",
+        "{} is on NUMA node {of_device}, this process may run on node {home} only (CPUs {cpus}){distance}",
         device.name
     );
     Some(Finding::new(

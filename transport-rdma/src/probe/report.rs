@@ -104,8 +104,12 @@ pub struct Address {
     pub address: IpAddr,
     /// The kind of packets that leave from there.
     pub kind: &'static str,
+    /// The network interface that has it.
+    pub netdev: Option<String>,
     /// Whether a connection would leave from there that could leave from any address.
     pub is_chosen: bool,
+    /// The setting or rule by which it is chosen. `None`: it is not.
+    pub reason: Option<String>,
 }
 
 /// Something that a device was tried with.

@@ -10,16 +10,22 @@ use crate::verbs::library;
 
 kinds! { KINDS:
     UVERBS = "no-uverbs", Fault, Software,
-        "The kernel has an RDMA device, but the module by which programs use devices is not loaded. Calls go by TCP.";
+        "The kernel has an RDMA device, but the module by which programs use devices is not loaded. Calls go by TCP.",
+        "`modprobe ib_uverbs`";
     RDMA_MODULE = "rdma-module", Fault, Software,
-        "A network card that has RDMA has no RDMA device, because the driver's second module is not loaded. Calls go by TCP.";
+        "A network card that has RDMA has no RDMA device, because the driver's second module is not loaded. Calls go by TCP.",
+        "load the driver's second module, as `modprobe mlx5_ib`";
     BYPASSED = "kernel-bypassed", Note, Software,
-        "A program outside of the kernel has this network card: DPDK, or a virtual machine. The card has no RDMA device here.";
+        "A program outside of the kernel has this network card: DPDK, or a virtual machine. The card has no RDMA device here.",
+        "if RDMA should have the card, unbind it from that driver, clear its `driver_override`, and have the kernel probe again \
+         (`drivers_probe`)";
     PROVIDER = "no-provider", Fault, Software,
-        "libibverbs needs a library for each driver, its provider. Without it, it does not show the driver's devices.";
+        "libibverbs needs a library for each driver, its provider. Without it, it does not show the driver's devices.",
+        "install the provider: `apt install ibverbs-providers`, `dnf install libibverbs`";
     BYPASS = "socket-bypass", Warning, Software,
         "A library takes the place of the kernel's sockets in programs that start here. RDMA does not need it, and farcall's TCP \
-         side was not tried with it: epoll, socket options and fork may behave differently.";
+         side was not tried with it: epoll, socket options and fork may behave differently.",
+        "start the program without it: `env -u LD_PRELOAD PROGRAM`, or take the line out of /etc/ld.so.preload";
 }
 
 pub(super) fn check(view: &View<'_>) -> Vec<Finding> {

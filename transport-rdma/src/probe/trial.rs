@@ -19,20 +19,26 @@ use crate::verbs::SystemHost;
 
 kinds! { KINDS:
     FAILED = "trial-failed", Fault, Trial,
-        "The device failed at something that farcall needs of it. Connections would fail over to TCP, or go by TCP from the beginning.";
+        "The device failed at something that farcall needs of it. Connections would fail over to TCP, or go by TCP from the beginning.",
+        "see the kernel's log and the status that the finding names; `farcall explain` has it";
     NO_WINDOWS = "no-windows", Note, Trial,
         "Without memory windows that belong to one queue pair (type 2B), no memory is exposed to peers. Long messages are copied, and the \
-         owner's runtime does what peers ask of regions.";
+         owner's runtime does what peers ask of regions.",
+        "if that is too slow, use a device and a driver that have them";
     NO_ATOMICS = "no-atomics", Note, Trial,
-        "The device changes no numbers for peers. The owner's runtime does it.";
+        "The device changes no numbers for peers. The owner's runtime does it.",
+        "if that is too slow, use a device and a driver that have them";
     FEW_QPS = "few-queue-pairs", Warning, Trial,
-        "Each peer has a queue pair of the device, and other programs have some, too. Peers for which none is left stay on TCP.";
+        "Each peer has a queue pair of the device, and other programs have some, too. Peers for which none is left stay on TCP.",
+        "see who has them: `rdma resource show qp`; or lower `rdma.connections`";
     FEW_REGIONS = "few-memory-regions", Warning, Trial,
         "Memory is registered with the device step by step, as peers come. When it takes no more, further peers stay on TCP, and long \
-         messages are copied.";
+         messages are copied.",
+        "see who has them: `rdma resource show mr`; or lower `rdma.memory`";
     MTU = "mtu-mismatch", Warning, Trial,
         "The port's packets are smaller than the network interface would allow. The MTU was changed after the device was set up, or the \
-         port has a limit of its own.";
+         port has a limit of its own.",
+        "set the MTU again (`ip link set NETDEV mtu MTU`), or set the device up again";
 }
 
 /// Has the device that a connection would use send, read, write, change a number, wake this process, and let go of memory; and adds to

@@ -1,9 +1,11 @@
 //! A machine as its findings are made from it: its devices, and the address that a connection would leave from.
 
+use ipnet::IpNet;
+
 use super::report::{Address, DeviceView, PortView};
 use crate::device::{
     DeviceSummary, GidEntry, GidKind, Interface, LinkLayer, PortSummary, RdmaConfig, Selection, Unavailable,
-    choose,
+    Unsuited, choose,
 };
 use crate::machine::Machine;
 
@@ -60,8 +62,11 @@ impl<'a> View<'a> {
         if self.of_device(device, "parent").is_some() {
             return Some("rxe".to_owned());
         }
-        let of_pci = self.machine.link(&format!("/sys/class/infiniband/{}/device/driver", device.name));
-        of_pci.or_else(|| device.name.starts_with("siw").then(|| "siw".to_owned()))
+        // It is on the network card that it uses, whose driver is not its own.
+        if device.unsuited == Some(Unsuited::Iwarp) && device.name.starts_with("siw") {
+            return Some("siw".to_owned());
+        }
+        self.machine.link(&format!("/sys/class/infiniband/{}/device/driver", device.name))
     }
 
     /// Returns the network interface that shares a port.
@@ -71,7 +76,7 @@ impl<'a> View<'a> {
             let directory = format!("/sys/class/infiniband/{}/device/net", device.name);
             let is_of_port = |name: &String| {
                 let number = self.machine.number(&format!("{directory}/{name}/dev_port"));
-                number.unwrap_or(0) + 1 == u64::from(port.number)
+                number.unwrap_or(0).checked_add(1) == Some(port.number.into())
             };
             self.machine.names(&directory).into_iter().find(is_of_port)
         })
@@ -128,11 +133,16 @@ impl<'a> View<'a> {
         let netdev = self.netdev(device, port);
         let chosen = self.choice.as_ref().ok();
         let chosen = chosen.filter(|chosen| (&chosen.device, chosen.port) == (&device.name, port.number));
-        let address = |gid: &GidEntry| Address {
-            index: gid.index,
-            address: gid.gid.ip(),
-            kind: kind(gid.kind),
-            is_chosen: chosen.is_some_and(|chosen| chosen.gid.index == gid.index),
+        let address = |gid: &GidEntry| {
+            let chosen = chosen.filter(|chosen| chosen.gid.index == gid.index);
+            Address {
+                index: gid.index,
+                address: gid.gid.ip(),
+                kind: kind(gid.kind),
+                netdev: gid.netdev.clone(),
+                is_chosen: chosen.is_some(),
+                reason: chosen.map(|chosen| reason(chosen, &self.summaries, self.config)),
+            }
         };
         PortView {
             number: port.number,
@@ -149,6 +159,54 @@ impl<'a> View<'a> {
             netdev,
             addresses: port.gids.iter().map(address).collect(),
         }
+    }
+}
+
+/// Returns why this address was chosen: the setting that names it, or the rule by which it comes before the next best.
+fn reason(chosen: &Selection, devices: &[DeviceSummary], config: &RdmaConfig) -> String {
+    if let Some(index) = config.gid_index {
+        return format!("`rdma.gid_index` is {index}");
+    }
+    if let Some(gid) = config.gid {
+        return format!("`rdma.gid` is {gid}");
+    }
+    let subnet: Option<IpNet> = config.subnet.as_deref().and_then(|subnet| subnet.parse().ok());
+    let ports = devices
+        .iter()
+        .filter(|device| device.unsuited.is_none())
+        .filter(|device| config.device.as_ref().is_none_or(|name| *name == device.name))
+        .flat_map(|device| device.ports.iter().map(move |port| (device, port)))
+        .filter(|(_, port)| port.active && config.port.is_none_or(|number| number == port.number));
+    let others = ports
+        .flat_map(|(device, port)| port.gids.iter().map(move |gid| (device, port, gid)))
+        .filter(|(_, _, gid)| subnet.is_none_or(|subnet| subnet.contains(&gid.gid.ip())))
+        .filter(|(device, port, gid)| {
+            (&device.name, port.number, gid.index) != (&chosen.device, chosen.port, chosen.gid.index)
+        });
+    let rule = match others.map(|(.., gid)| gid.kind).min() {
+        None => "there is no other".to_owned(),
+        Some(next) if next > chosen.gid.kind => {
+            format!("{} comes before {}", by_rank(chosen.gid.kind), by_rank(next))
+        }
+        Some(next) if next < chosen.gid.kind => {
+            "the addresses of a port's own interface come before those of interfaces upon it".to_owned()
+        }
+        Some(_) => "it is the first of those that are as good".to_owned(),
+    };
+    match &config.subnet {
+        Some(subnet) => format!("`rdma.subnet` is {subnet}, and there {rule}"),
+        None => rule,
+    }
+}
+
+/// Returns the name of a kind of address among those that differ in rank.
+fn by_rank(kind: GidKind) -> &'static str {
+    match kind {
+        GidKind::RoceV2Ipv4 => "IPv4 by RoCE v2",
+        GidKind::RoceV2Ipv6 => "IPv6 by RoCE v2",
+        GidKind::RoceV2LinkLocal => "a link-local address",
+        GidKind::RoceV1 => "RoCE v1",
+        GidKind::InfiniBand => "InfiniBand",
     }
 }
 

@@ -182,6 +182,7 @@ impl SimHost {
             return Err(Unavailable::Memlock(Memlock {
                 asked: bytes,
                 in_use,
+                configured: sum,
                 soft: Some(limit),
                 hard: Some(limit),
             }));

@@ -35,6 +35,8 @@ pub(super) struct Hca {
     pd: Pd,
     numa_node: Option<u32>,
     relaxed_ordering: bool,
+    /// See [`RdmaConfig::most_memory`].
+    most_memory: u64,
     limits: Limits,
     /// See [`Hca::has_loose_windows`].
     loose_windows: bool,
@@ -62,10 +64,18 @@ impl VerbsDevice {
             // Numbers are little-endian, and devices take them to be in the order of the host.
             atomics: attr.atomic_cap != sys::IBV_ATOMIC_NONE && cfg!(target_endian = "little"),
         };
-        let relaxed_ordering = config.relaxed_ordering;
+        let (relaxed_ordering, most_memory) = (config.relaxed_ordering, config.most_memory());
         let loose_windows = attr.vendor_id == SOFT_ROCE;
         let regions = RwLock::default();
-        Ok(Self(Arc::new(Hca { regions, pd, numa_node, relaxed_ordering, limits, loose_windows })))
+        Ok(Self(Arc::new(Hca {
+            regions,
+            pd,
+            numa_node,
+            relaxed_ordering,
+            most_memory,
+            limits,
+            loose_windows,
+        })))
     }
 }
 
@@ -190,7 +200,9 @@ impl Hca {
         Region::new(self, memory, range.clone(), access).map_err(|errno| match errno {
             // A device's memory counts against no limit of the process.
             errno if is_device_memory => self.error("ibv_reg_dmabuf_mr", errno).into(),
-            libc::ENOMEM => Unavailable::Memlock(memlock(&Machine::this(), range.len() as u64)),
+            libc::ENOMEM => {
+                Unavailable::Memlock(memlock(&Machine::this(), range.len() as u64, self.most_memory))
+            }
             errno => self.error("ibv_reg_mr", errno).into(),
         })
     }

@@ -5,9 +5,12 @@ use crate::probe::Severity::{self, Fault, Note, Warning};
 
 macro_rules! host {
     ($name:literal) => {
-        include_str!(concat!("../../../tests/hosts/", $name, ".txt"))
+        include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hosts/", $name, ".txt"))
     };
 }
+
+mod addresses;
+mod counters;
 
 const CONNECTX: &str = host!("mellanox-connectx5-roce");
 
@@ -83,30 +86,6 @@ fn hosts_of_several_vendors_are_judged() {
     for (name, recording, expected) in expected {
         assert_eq!(codes(&examined(recording, &RdmaConfig::default())), expected, "{name}");
     }
-}
-
-#[test]
-fn counters_that_are_not_zero_are_named() {
-    let report = examined(CONNECTX, &RdmaConfig::default());
-    let lost = report.findings.iter().find(|finding| finding.code == "packets-lost").unwrap();
-    assert_eq!(lost.severity, Note);
-    for part in ["mlx5_0 port 1", "out_of_sequence 3127", "packet_seq_err 2954", "rx_discards_phy 48213"] {
-        assert!(lost.seen.contains(part), "{part}: {}", lost.seen);
-    }
-}
-
-#[test]
-fn counters_that_grow_are_warnings() {
-    let earlier = Counters::read(&Machine::recorded(CONNECTX).unwrap());
-    let later =
-        format!("{CONNECTX}\n== /sys/class/infiniband/mlx5_0/ports/1/hw_counters/np_cnp_sent\n1000000000\n");
-    let later = Counters::read(&Machine::recorded(&later).unwrap());
-    let grown = later.grown_since(&earlier);
-    assert_eq!(
-        grown.iter().map(|finding| (finding.severity, finding.code)).collect::<Vec<_>>(),
-        [(Warning, "congestion")]
-    );
-    assert!(earlier.grown_since(&earlier).is_empty());
 }
 
 #[test]
@@ -234,6 +213,12 @@ const CASES: &[Case] = &[
     case("few-files", Warning, "== /proc/self/limits\nMax open files            256                  4096                 files\n", "ulimit -n 1024"),
     case("rdma-cgroup", Warning, "== /proc/self/cgroup\n0::/a/b\n== /sys/fs/cgroup/a/rdma.max\nmlx5_0 hca_handle=2 hca_object=20\n",
         "echo 'mlx5_0 hca_object=max' > /sys/fs/cgroup/a/rdma.max"),
+    case("rdma-cgroup", Warning, "== /proc/self/cgroup\n0::/a\n== /sys/fs/cgroup/a/rdma.max\nmlx5_0 hca_handle=max hca_object=1000\n\
+         == /sys/fs/cgroup/a/rdma.current\nmlx5_0 hca_handle=3 hca_object=900\n",
+        "echo 'mlx5_0 hca_object=max' > /sys/fs/cgroup/a/rdma.max"),
+    case("remote-node", Warning,
+        "== /proc/self/status\nCapEff:\t000001ffffffffff\nCpus_allowed_list:\t16-31\n== /sys/devices/system/node/node1/distance\n21 10",
+        "numactl --cpunodebind=0"),
     case("rdma-cgroup", Fault, "== /proc/self/cgroup\n4:rdma:/x\n== /sys/fs/cgroup/rdma/x/rdma.max\nmlx5_0 hca_handle=0 hca_object=max\n", "hca_handle=max"),
     case("no-huge-pages", Note, "== /sys/kernel/mm/transparent_hugepage/enabled\nalways madvise [never]", "vm.nr_hugepages"),
     case("interrupts-on-one-cpu", Warning,
@@ -386,5 +371,6 @@ fn codes_are_names_and_each_is_of_one_kind() {
             kind.code
         );
         assert!(kind.means.ends_with('.'), "{}: {}", kind.code, kind.means);
+        assert!(kind.remedy.len() > 10 && !kind.remedy.ends_with('.'), "{}: {}", kind.code, kind.remedy);
     }
 }

@@ -83,6 +83,48 @@ fn objects_that_others_have_are_counted() {
 }
 
 #[test]
+fn packets_that_are_smaller_than_the_interface_takes_are_found() {
+    let host = host(&Fabric::new(7));
+    let (device, path) = open(&host, &RdmaConfig::default(), None).unwrap();
+    let active = path.status.active_mtu.bytes() as u64;
+    let found = |netdev_mtu: Option<u64>, name: &str| {
+        let recording = format!(
+            "{SIM}== /sys/class/net/eth0/mtu\n{}\n",
+            netdev_mtu.map_or_else(String::new, |mtu| mtu.to_string())
+        );
+        let mut devices = examine(&Machine::recorded(&recording).unwrap(), &RdmaConfig::default()).devices;
+        devices[0].name = name.to_owned();
+        mtu(&devices, device.name(), &path)
+    };
+    // All headers that there are take 96 bytes.
+    assert_eq!(found(Some(active + 96), "sim0"), None);
+    assert_eq!(found(Some(active), "sim0"), None);
+    assert_eq!(found(None, "sim0"), None);
+    let more = found(Some(9000), "sim0").unwrap();
+    assert_eq!((more.code, more.severity), ("mtu-mismatch", Severity::Warning));
+    assert_eq!(more.seen, format!("packets of sim0 carry {active} bytes, eth0 has MTU 9000, where 4096 fit"));
+    assert!(more.fix.contains("ip link set eth0 mtu 9000"), "{}", more.fix);
+    // Another device says nothing about this one.
+    assert_eq!(found(Some(9000), "sim1"), None);
+}
+
+/// What the kernel says of a device like the simulated one.
+const SIM: &str = "\
+== /sys/class/infiniband/
+sim0
+== /sys/class/infiniband/sim0/node_type
+1: CA
+== /sys/class/infiniband/sim0/parent
+eth0
+== /sys/class/infiniband/sim0/ports/1/state
+4: ACTIVE
+== /sys/class/infiniband/sim0/ports/1/link_layer
+Ethernet
+== /sys/class/infiniband_verbs/uverbs0/ibdev
+sim0
+";
+
+#[test]
 fn the_first_step_that_fails_is_named() {
     let fabric = Fabric::new(3);
     let refusing = host(&fabric);

@@ -1,0 +1,60 @@
+//! A reader that has gone, as `head` does, is no failure.
+
+#![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
+
+mod common;
+mod serving;
+
+use std::io::pipe;
+use std::process::{Command, Stdio};
+
+use common::complaint;
+use serving::Server;
+
+/// Runs the command with nobody who reads. Returns its exit status.
+#[track_caller]
+fn unread(arguments: &[&str]) -> i32 {
+    let (reader, writer) = pipe().unwrap();
+    drop(reader);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_farcall"));
+    let output = command.args(arguments).stdout(writer).stderr(Stdio::piped()).output().unwrap();
+    assert_eq!(complaint(&output), "", "{arguments:?}");
+    output.status.code().unwrap_or_else(|| panic!("{arguments:?}: {:?}", output.status))
+}
+
+#[test]
+fn what_says_nothing_of_servers_ends_quietly() {
+    for arguments in [
+        &["--help"][..],
+        &["help", "perf"],
+        &["doctor", "--help"],
+        &["doctor", "--schema"],
+        &["completions", "bash"],
+        &["explain"],
+        &["explain", "no-device"],
+    ] {
+        assert_eq!(unread(arguments), 0, "{arguments:?}");
+    }
+    // Its status says what it has found.
+    assert!([0, 1, 2].contains(&unread(&["doctor"])));
+}
+
+#[test]
+fn what_asks_a_server_ends_quietly() {
+    let server = Server::start(&["--admin"]);
+    let address = server.address.as_str();
+    for arguments in [
+        &["list", address][..],
+        &["describe", address],
+        &["describe", address, "--json"],
+        &["call", address, "Perf/stream_down", "{\"count\": 1000, \"size\": 1000}"],
+        &["call", address, "Perf/echo", "{\"data\": \"hello\"}"],
+        &["health", address],
+        &["top", address, "--count", "1", "--every", "0.1"],
+        &["top", address, "--every", "0.1", "--json"],
+        &["perf", address, "--transport", "tcp", "--seconds", "0.05"],
+        &["connect", address],
+    ] {
+        assert_eq!(unread(arguments), 0, "{arguments:?}");
+    }
+}

@@ -64,6 +64,9 @@ impl InFlightCall {
         let no_progress = self.no_progress();
         let (when, executed) = match &mut self.state {
             State::Sent(pending) => {
+                if pending.is_peer_silent() {
+                    self.stub.channel().suspect(self.picked.as_ref(), pending.connection());
+                }
                 pending.give_up(1);
                 ("no answer".to_owned(), Executed::Maybe)
             }

@@ -533,6 +533,24 @@ async fn a_silent_server_is_suspected_until_it_answers_and_is_used_if_all_are_si
     assert!(t.nodes.iter().all(|node| node.taps.lock().unwrap().len() == 1), "they keep their connections");
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_call_that_is_dropped_at_its_deadline_tells_of_a_silent_server_too() {
+    let t = cluster(settings(BalancePolicy::RoundRobin), 2);
+    t.ready(2).await;
+    for (after, ready) in [(SHORT / 2, 2), (SHORT, 1)] {
+        t.nodes.iter().for_each(|node| node.taps.lock().unwrap()[0].take(0));
+        let mut dropped = Box::pin(call(&t.channel, &info("test"), ECHO, "x").timeout(SHORT).into_future());
+        let polled = dropped.as_mut().poll(&mut TaskContext::from_waker(Waker::noop()));
+        assert!(polled.is_pending());
+        tokio::time::advance(after).await;
+        drop(dropped);
+        let states = t.channel.endpoints().unwrap().borrow().clone();
+        let is_ready =
+            |state: &&farcall_core::client::EndpointState| matches!(state.readiness, Readiness::Ready);
+        assert_eq!(states.iter().filter(is_ready).count(), ready, "{states:?}");
+    }
+}
+
 /// Several servers of which the first that can be reached counts.
 struct FirstOf(Vec<Arc<Node>>);
 

@@ -160,8 +160,9 @@ impl Channel {
         self.raw.connection().await
     }
 
-    /// Returns the states of the servers that it [balances](crate::ChannelBuilder::balance) over, and of each change. `None`: it does not
-    /// balance.
+    /// Returns the states of the servers that it [balances](crate::ChannelBuilder::balance) over, and of each change. With the policy `first`
+    /// there is one state: that of its class's connection, under the name of the whole address. [`connection`](Self::connection) says which
+    /// server that leads to. `None`: a channel with this policy was made outside of a runtime.
     pub fn endpoints(&self) -> Option<watch::Receiver<Arc<[EndpointState]>>> {
         self.raw.endpoints()
     }

@@ -235,7 +235,9 @@
 //! | messages of 4 MiB, metadata of 8 KiB | 64 MiB and 16 KiB, and the sender looks before it sends: [`Limits`] |
 //! | `MAX_CONCURRENT_STREAMS` | [`Limits::concurrent_calls`]; more calls wait, and their deadlines count |
 //! | `GracefulStop`, GOAWAY | [`Handle::drain`]; calls that had not begun go to the next server of the [`Address`], or end UNAVAILABLE |
-//! | transparent retries, `pick_first` | the same: what was certainly not executed is sent again, and servers are tried in order. Policies of retry and balancing are [middleware]'s and the application's |
+//! | transparent retries | what was certainly not executed is sent again |
+//! | service config: `retryPolicy`, `hedgingPolicy`, `retryThrottling` | [`Retry`], whose budget differs from `retryThrottling` as it says |
+//! | `pick_first`, `round_robin`, ring hash, outlier detection, subsetting | [`Balance`] |
 //! | keepalive pings | while calls wait: [`Liveness`]; an idle connection has TCP's |
 //! | a panic in a handler | INTERNAL; the process and the connection stay |
 //!

@@ -43,7 +43,9 @@ async fn all_servers_of_an_address_get_calls() {
     }
     let first = Channel::connect(&plain).await.unwrap();
     assert_eq!(share(&first, 20).await, BTreeMap::from([(0, 20)]));
-    assert!(first.endpoints().is_none());
+    let states = first.endpoints().unwrap().borrow().clone();
+    assert_eq!((states.len(), &*states[0].name), (1, &*plain), "{states:?}");
+    assert!(matches!(states[0].readiness, farcall::Readiness::Ready), "{states:?}");
 
     kept.close();
     ready(&channel, 1).await;

@@ -146,6 +146,7 @@ async fn no_call_goes_to_a_server_that_is_dead_and_some_do_when_it_is_back() {
     let states = t.channel.endpoints().unwrap().borrow().clone();
     let Readiness::Failing(why) = &states[1].readiness else { panic!("{states:?}") };
     assert_eq!((&*states[1].name, why.message()), ("db1", "db1 is away"));
+    assert!(states[1].next_attempt.is_some() && states[0].next_attempt.is_none(), "{states:?}");
     assert_eq!(t.share(30).await, [15, 0, 15]);
 
     t.nodes[1].start();
@@ -447,4 +448,230 @@ async fn another_policy_counts_for_servers_that_are_connected() {
     reconfigure(|settings| settings.balance.eject_after = 1);
     call(&t.channel, &info("test"), PANIC, "").await.unwrap_err();
     t.ready(3).await;
+}
+
+/// The timeout of calls in the tests of silent servers.
+const SHORT: Duration = Duration::from_millis(20);
+
+/// Makes calls with several keys until one ends at its deadline.
+async fn until_one_is_late(t: &Cluster) {
+    for key in 0..100_u8 {
+        let made = call(&t.channel, &info("test"), ECHO, "x").key([key]).timeout(SHORT).await;
+        if let Err(late) = made {
+            assert_eq!(late.code(), Code::DeadlineExceeded);
+            return;
+        }
+    }
+    panic!("no call has gone to the silent server");
+}
+
+/// Makes many calls with several keys, each of which is answered.
+async fn all_are_answered(t: &Cluster) {
+    for key in 0..100_u8 {
+        call(&t.channel, &info("test"), ECHO, "x").key([key]).timeout(SHORT).await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_call_goes_to_a_silent_server_after_the_first_that_it_does_not_answer() {
+    for policy in [BalancePolicy::RoundRobin, BalancePolicy::LeastLoaded, BalancePolicy::ByKey] {
+        for connections in [1, 2] {
+            let mut settings = settings(policy);
+            settings.balance.connections = connections;
+            let t = cluster(settings, 3);
+            t.ready(3).await;
+            until("all are connected", || {
+                t.nodes.iter().all(|node| node.core().connections().len() == connections as usize)
+            })
+            .await;
+            all_are_answered(&t).await;
+            t.nodes[1].taps.lock().unwrap().iter().for_each(|tap| tap.silence());
+            // Nothing that connects to it is answered either.
+            t.nodes[1].refuses.store(true, Ordering::Relaxed);
+            until_one_is_late(&t).await;
+            let states = t.channel.endpoints().unwrap().borrow().clone();
+            assert!(matches!(states[1].readiness, Readiness::Suspected), "{policy:?}: {states:?}");
+            // For as long as it takes until its connections are given up, and beyond.
+            for _ in 0..60 {
+                all_are_answered(&t).await;
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+            let states = t.channel.endpoints().unwrap().borrow().clone();
+            assert!(matches!(states[1].readiness, Readiness::Failing(_)), "{policy:?}: {states:?}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_server_is_suspected_until_it_answers_and_is_used_if_all_are_silent() {
+    let mut settings = settings(BalancePolicy::RoundRobin);
+    settings.balance.eject_after = 0;
+    let t = cluster(settings, 2);
+    t.ready(2).await;
+    // A slow handler does not make its server silent: that answers the PING.
+    for _ in 0..6 {
+        call(&t.channel, &info("test"), HANG, "").timeout(SHORT).await.unwrap_err();
+        let answered = tokio::time::timeout(Duration::from_millis(1), t.ready(2)).await;
+        assert!(answered.is_ok(), "{:?}", t.channel.endpoints());
+    }
+    // As if their processes were stopped: what is sent arrives when they go on.
+    let stop = |is_stopped| {
+        for node in &t.nodes {
+            node.taps.lock().unwrap()[0].take(if is_stopped { 0 } else { usize::MAX });
+        }
+    };
+    stop(true);
+    for _ in 0..4 {
+        call(&t.channel, &info("test"), ECHO, "x").timeout(SHORT).await.unwrap_err();
+    }
+    t.ready(0).await;
+    stop(false);
+    // Both are called while neither is known to be well, and after that.
+    let share = t.share(10).await;
+    assert!(share.iter().all(|share| *share > 3), "{share:?}");
+    t.ready(2).await;
+    assert!(t.nodes.iter().all(|node| node.taps.lock().unwrap().len() == 1), "they keep their connections");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_is_dropped_at_its_deadline_tells_of_a_silent_server_too() {
+    let t = cluster(settings(BalancePolicy::RoundRobin), 2);
+    t.ready(2).await;
+    for (after, ready) in [(SHORT / 2, 2), (SHORT, 1)] {
+        t.nodes.iter().for_each(|node| node.taps.lock().unwrap()[0].take(0));
+        let mut dropped = Box::pin(call(&t.channel, &info("test"), ECHO, "x").timeout(SHORT).into_future());
+        let polled = dropped.as_mut().poll(&mut TaskContext::from_waker(Waker::noop()));
+        assert!(polled.is_pending());
+        tokio::time::advance(after).await;
+        drop(dropped);
+        let states = t.channel.endpoints().unwrap().borrow().clone();
+        let is_ready =
+            |state: &&farcall_core::client::EndpointState| matches!(state.readiness, Readiness::Ready);
+        assert_eq!(states.iter().filter(is_ready).count(), ready, "{states:?}");
+    }
+}
+
+/// Several servers of which the first that can be reached counts.
+struct FirstOf(Vec<Arc<Node>>);
+
+impl Connector for FirstOf {
+    fn connect(&self, peer: usize) -> BoxFuture<Result<Arc<dyn Link>>> {
+        To(self.0[peer].clone()).connect(0)
+    }
+
+    fn peers(&self) -> usize {
+        self.0.len()
+    }
+
+    fn target(&self) -> String {
+        "the first of several".into()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_policy_first_leaves_a_silent_server_for_another_and_comes_back() {
+    let Cluster { nodes, .. } = cluster(settings(BalancePolicy::RoundRobin), 3);
+    let channel = RawChannel::new(FirstOf(nodes.clone()), settings(BalancePolicy::First));
+    let echo = || call(&channel, &info("test"), ECHO, "x").timeout(SHORT);
+    let runs = || nodes.iter().map(|node| node.runs()).collect::<Vec<_>>();
+    echo().await.unwrap();
+    // A slow handler is no reason to leave.
+    call(&channel, &info("test"), HANG, "").timeout(SHORT).await.unwrap_err();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    echo().await.unwrap();
+    assert_eq!(runs(), [3, 0, 0]);
+
+    nodes[0].taps.lock().unwrap().iter().for_each(|tap| tap.silence());
+    nodes[0].refuses.store(true, Ordering::Relaxed);
+    nodes[1].refuses.store(true, Ordering::Relaxed);
+    echo().await.unwrap_err();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    for _ in 0..60 {
+        echo().await.unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    assert_eq!(runs(), [3, 0, 60]);
+    nodes[0].refuses.store(false, Ordering::Relaxed);
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    echo().await.unwrap();
+    assert_eq!(runs(), [4, 0, 60]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn attempts_beside_each_other_go_to_different_servers() {
+    let mut settings = settings(BalancePolicy::RoundRobin);
+    (settings.retry.max_attempts, settings.retry.hedging_delay_ms) = (3, 30);
+    let t = cluster(settings, 3);
+    t.ready(3).await;
+    let began = Instant::now();
+    let hangs = call(&t.channel, &info("test"), HANG, "").idempotent(true);
+    let hangs = tokio::spawn(hangs.into_future());
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(t.nodes.iter().map(|node| node.seen().hanging()).collect::<Vec<_>>(), [1, 1, 1]);
+    hangs.abort();
+
+    // So a silent server does not hold up a call.
+    t.nodes[1].taps.lock().unwrap()[0].silence();
+    for _ in 0..3 {
+        call(&t.channel, &info("test"), ECHO, "x").idempotent(true).await.unwrap();
+    }
+    assert!(began.elapsed() < Duration::from_millis(200), "{:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_subset_changes_by_one_server_when_one_comes_or_goes() {
+    let mut settings = settings(BalancePolicy::RoundRobin);
+    settings.balance.subset = 3;
+    for _ in 0..20 {
+        let t = cluster(settings.clone(), 10);
+        let set = |servers: &[usize]| -> std::collections::BTreeSet<usize> {
+            t.endpoints.set(servers.iter().map(|index| t.endpoint(*index)).collect());
+            let states = t.channel.endpoints().unwrap().borrow().clone();
+            states.iter().map(|state| state.name.trim_start_matches("db").parse().unwrap()).collect()
+        };
+        let all: Vec<_> = (0..10).collect();
+        let chosen = set(&all);
+        for gone in 0..10 {
+            let others: Vec<_> = all.iter().copied().filter(|index| *index != gone).collect();
+            let changed = set(&others);
+            let stayed = chosen.intersection(&changed).count();
+            assert_eq!(stayed, 3 - usize::from(chosen.contains(&gone)), "{gone}: {chosen:?}, {changed:?}");
+            assert_eq!(set(&all), chosen, "it is back");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_channel_that_does_not_balance_tells_the_state_of_its_connection() {
+    let Cluster { nodes, .. } = cluster(settings(BalancePolicy::RoundRobin), 1);
+    let channel = RawChannel::new(FirstOf(nodes.clone()), settings(BalancePolicy::First));
+    let echo = || call(&channel, &info("test"), ECHO, "x").timeout(SHORT);
+    let mut states = channel.endpoints().unwrap();
+    assert_eq!(&*states.borrow()[0].name, "the first of several");
+    assert!(matches!(states.borrow()[0].readiness, Readiness::Idle), "no call has needed it");
+    echo().await.unwrap();
+    states.wait_for(|states| matches!(states[0].readiness, Readiness::Ready)).await.unwrap();
+    nodes[0].kill();
+    states.wait_for(|states| matches!(states[0].readiness, Readiness::Idle)).await.unwrap();
+    echo().await.unwrap_err();
+    let failing =
+        states.wait_for(|states| matches!(states[0].readiness, Readiness::Failing(_))).await.unwrap();
+    let next = failing[0].next_attempt.unwrap();
+    drop(failing);
+    assert!(next > Instant::now());
+    nodes[0].start();
+    tokio::time::sleep_until(next).await;
+    echo().await.unwrap();
+    let ready =
+        states.wait_for(|states| matches!(states[0].readiness, Readiness::Ready)).await.unwrap().clone();
+    assert_eq!(ready[0].next_attempt, None);
+
+    let tap = nodes[0].taps.lock().unwrap().last().unwrap().clone();
+    tap.take(0);
+    echo().await.unwrap_err();
+    states.wait_for(|states| matches!(states[0].readiness, Readiness::Suspected)).await.unwrap();
+    tap.take(usize::MAX);
+    states.wait_for(|states| matches!(states[0].readiness, Readiness::Ready)).await.unwrap();
+    drop(channel);
+    while states.changed().await.is_ok() {}
 }

@@ -396,3 +396,67 @@ async fn calls_that_nobody_waits_for_any_more_are_not_begun() {
         assert_eq!(seen.runs(), 1, "spawn: {spawn}");
     }
 }
+
+/// A service that takes text. Its `slow` lets 10 ms pass when it is first polled, and never ends.
+struct Text(Arc<ServiceInfo>);
+
+impl Service for Text {
+    fn info(&self) -> &ServiceInfo {
+        &self.0
+    }
+
+    fn call(&self, method: usize, request: IncomingCall) -> HandlerFuture {
+        let is_text = std::str::from_utf8(&support::text(&request.payload)).is_ok();
+        Box::pin(async move {
+            if !is_text {
+                return Reply::Status(Status::new(Code::InvalidArgument, "it can't be decoded"));
+            }
+            if method == QUICK {
+                sleep(Duration::from_millis(TIMES[QUICK])).await;
+                return Reply::Ok(request.payload);
+            }
+            tokio::time::advance(Duration::from_millis(10)).await;
+            std::future::pending().await
+        })
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_is_refused_before_its_arguments_are_decoded() {
+    let mut admission = at_most(1);
+    admission.min_calls = 1;
+    let host = ServerCore::new(vec![Arc::new(Text(service_info()))], settings(admission)).unwrap();
+    let near = Near { hosts: Arc::new(Mutex::new(vec![host])), taps: Arc::default() };
+    let channel = RawChannel::new(near, settings(Admission::default()));
+    let ask = |text: &'static [u8]| call(&channel, &service_info(), QUICK, text).into_future();
+    ask(b"text").await.unwrap();
+    let (first, second) = tokio::join!(ask(b"text"), ask(&[0xff]));
+    first.unwrap();
+    assert_eq!(second.unwrap_err().code(), Code::ResourceExhausted);
+    assert_eq!(ask(&[0xff]).await.unwrap_err().code(), Code::InvalidArgument);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_has_waited_for_too_long_is_not_begun() {
+    let mut settings = settings(at_most(100));
+    settings.limits.concurrent_calls = 2;
+    let host = ServerCore::new(vec![Arc::new(Text(service_info()))], settings).unwrap();
+    let (near, far) = memory::pair();
+    host.serve(far);
+    let mut peer = Peer::greeted(near, hello()).await;
+    peer.bind(&service_info());
+    for number in 1..=20 {
+        peer.request(number, QUICK, b"");
+        peer.expect(FrameType::RESPONSE).await;
+    }
+    peer.request(21, SLOW, b"");
+    sleep(Duration::from_millis(100)).await;
+    // The handler of 21 is there until the runtime drops it, and that of 22 is the other one that there may be. So 23 waits, and has
+    // less time left then than any call took.
+    peer.session_frame(FrameType::CANCEL, 21, 0, &[0][..]);
+    peer.request(22, SLOW, b"");
+    peer.session_frame(FrameType::REQUEST, 23, 0, request_within(Duration::from_millis(25)));
+    let (header, answer) = peer.expect(FrameType::RESPONSE).await;
+    let words = String::from_utf8_lossy(&answer);
+    assert!(header.call == 23 && words.contains("none of its method took less than 20"), "{words}");
+}

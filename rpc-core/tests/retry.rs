@@ -212,6 +212,38 @@ async fn a_failing_server_is_hardly_asked_more_often() {
     assert_eq!(failed, 0);
 }
 
+/// Makes many calls beside each other, and returns how many attempts they took, for each of them.
+async fn storm(t: &Setup, calls: u32) -> f64 {
+    let before = t.runs();
+    let callers: Vec<_> = (0..calls)
+        .map(|_| tokio::spawn(t.call(IDEMPOTENT).timeout(Duration::from_secs(60)).into_future()))
+        .collect();
+    for caller in callers {
+        let _ = caller.await.unwrap();
+    }
+    f64::from(t.runs() - before) / f64::from(calls)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_storm_of_calls_that_fail_is_hardly_more_than_its_calls() {
+    // All but the number of attempts is as by default.
+    let t = setup(|settings| settings.retry.max_attempts = 10);
+    t.always(UNAVAILABLE);
+    // A new channel has a hundred tokens. So few calls may be made as often as they like, and many may not.
+    assert!(storm(&t, 10).await > 9.0);
+    let t = setup(|settings| settings.retry.max_attempts = 10);
+    t.always(UNAVAILABLE);
+    let first = storm(&t, 1000).await;
+    assert!((1.0..=1.1).contains(&first), "{first}");
+    assert!((storm(&t, 1000).await - 1.0).abs() < f64::EPSILON, "nothing is left");
+    // Whatever a time that went well has earned: at most as much as at first.
+    *t.told.by_default.lock().unwrap() = None;
+    storm(&t, 10_000).await;
+    t.always(UNAVAILABLE);
+    let again = storm(&t, 1000).await;
+    assert!((1.0..=1.1).contains(&again), "{again}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_slow_server_is_asked_again_beside_the_first_time() {
     let t = setup(|settings| settings.retry.hedging_delay_ms = 30);

@@ -216,8 +216,10 @@ mod tests {
     use farcall_core::config::BalancePolicy;
     use tokio::task::JoinHandle;
 
+    use super::super::dial::OwnDial;
     use super::*;
-    use crate::Config;
+    use crate::health::Reporter;
+    use crate::{Config, Listener, Server, stream};
 
     /// A name: the last numbers of the addresses that it stands for, and for how many seconds. Counts look-ups.
     #[derive(Default)]
@@ -248,14 +250,18 @@ mod tests {
         }
     }
 
-    /// A channel that follows `db:1` in a zone. Names are looked up every 30 s.
+    /// A channel that follows `db:1` in a zone, to servers that can't be reached. Names are looked up every 30 s.
     fn channel() -> (Arc<Zone>, RawChannel, JoinHandle<()>) {
+        channel_by(Dialer::plain(&Config::default()))
+    }
+
+    fn channel_by(dialer: Dialer) -> (Arc<Zone>, RawChannel, JoinHandle<()>) {
         let mut config = Config::default();
         config.balance.policy = BalancePolicy::RoundRobin;
         let (channel, endpoints) = RawChannel::balanced("db", config.settings());
         let zone = Arc::new(Zone::default());
         let names = vec![Name { host: "db:1".into(), look_up: Arc::new(Arc::clone(&zone)) }];
-        let names = Names { names, every: Some(Duration::from_secs(30)), dialer: Dialer::plain(&config) };
+        let names = Names { names, every: Some(Duration::from_secs(30)), dialer };
         let following = tokio::spawn(names.follow(channel.clone(), endpoints));
         (zone, channel, following)
     }
@@ -289,6 +295,41 @@ mod tests {
 
         drop(channel);
         following.await.expect("it ends with the channel");
+    }
+
+    /// Returns a dialer that reaches one server by every address.
+    async fn reaching_a_server() -> Dialer {
+        let (dialled, mut accepted) = tokio::sync::mpsc::unbounded_channel();
+        let accepted = stream::generate(async move |ends| {
+            while let Some(end) = accepted.recv().await {
+                ends.send(end).await;
+            }
+            Ok::<_, io::Error>(())
+        });
+        let server = Server::builder().with_health(&Reporter::new()).listen(Listener::incoming(accepted));
+        tokio::spawn(server.build().await.expect("a server").serve());
+        let own = OwnDial::new(move |_| {
+            let (near, far) = tokio::io::duplex(64 << 10);
+            let told = dialled.send(far).map_err(io::Error::other);
+            async move { told.map(|()| near) }
+        });
+        Dialer { own: Some(own), ..Dialer::plain(&Config::default()) }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn names_are_looked_up_again_while_all_servers_are_well() {
+        let (zone, channel, _following) = channel_by(reaching_a_server().await);
+        zone.stands_for(Some((&[1, 2], 3600)));
+        let mut states = channel.endpoints().expect("it balances");
+        let are_ready = |states: &Arc<[EndpointState]>| {
+            states.len() == 2 && states.iter().all(|state| matches!(state.readiness, Readiness::Ready))
+        };
+        states.wait_for(are_ready).await.expect("the channel is there");
+        let before = zone.look_ups();
+        tokio::time::sleep(Duration::from_secs(100)).await;
+        assert_eq!(zone.look_ups() - before, 3, "each 30 s");
+        zone.stands_for(Some((&[2, 3], 3600)));
+        until(&channel, &["192.0.2.2:1", "192.0.2.3:1"]).await;
     }
 
     #[tokio::test(start_paused = true)]

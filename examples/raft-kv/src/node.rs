@@ -90,6 +90,10 @@ impl Node {
         let raft = Raft::new(id, Arc::new(timing.config()?), network, store.log, store.machine).await?;
         let health = Reporter::new();
         health.set(SERVICE, Serving::NotServing);
+        // These wait until a node has caught up, or for a majority.
+        for method in ["init", "add_learner", "add_voter", "remove"] {
+            health.takes_long(format!("raftkv.v1.Cluster/{method}"));
+        }
         let server = Server::builder()
             .config(config)
             .with_env()

@@ -22,7 +22,7 @@ use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use support::{Cluster, until};
 use tokio::sync::{Mutex, MutexGuard, watch};
 use tokio::task::JoinSet;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 /// Locked by each test: a cluster must not miss heartbeats because of another one.
 static ALONE: Mutex<()> = Mutex::const_new(());
@@ -325,6 +325,24 @@ async fn health_says_whether_there_is_a_leader() {
     assert_eq!(health.check("").await.unwrap(), Serving::Serving);
     cluster.run(2);
     is(Serving::Serving).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_signal_ends_a_node_that_is_stopping_at_once() {
+    let _alone = alone().await;
+    let directory = tempfile::tempdir().unwrap();
+    let config = directory.path().join("farcall.toml");
+    std::fs::write(&config, "[server]\ndrain_delay_ms = 3_600_000\n").unwrap();
+    let mut cluster = Cluster::start(1, &["--config", config.to_str().unwrap()]).await;
+    let channel = Channel::connect(&format!("tcp://{}", cluster.address(1))).await.unwrap();
+    let health = &HealthClient::new(&channel);
+    cluster.signal(1, Signal::TERM);
+    until("the node is stopping", || async move {
+        (health.check("").await.ok()? == Serving::NotServing).then_some(())
+    })
+    .await;
+    let ended = timeout(Duration::from_secs(60), cluster.stop(1)).await.expect("the node ends");
+    assert_eq!(ended.code(), Some(1));
 }
 
 #[test]

@@ -3,9 +3,11 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard, Weak};
 use std::time::Duration;
 
+use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
+use super::balance::Readiness;
 use super::connector::{Shared, gone, no_runtime};
 use crate::class::TrafficClass;
 use crate::connection::Connection;
@@ -28,6 +30,8 @@ pub(super) struct ClassConnection {
     current: RwLock<Option<Arc<Connection>>>,
     state: Mutex<State>,
     pause_ended: Notify,
+    /// Notified when `state` has changed.
+    changed: Notify,
 }
 
 type Outcome = Option<Result<Arc<Connection>, Status>>;
@@ -42,6 +46,8 @@ enum State {
         since: Instant,
         /// How many attempts in a row failed or were useless before this one.
         failures: u32,
+        /// The index of the peer. `None`: it is the peer of another class's connection.
+        peer: Option<usize>,
     },
     /// The last attempt failed. Calls fail at once with its status until the pause ends.
     Failed {
@@ -62,7 +68,7 @@ pub(super) enum Lookup {
 impl ClassConnection {
     pub(super) fn new(class: TrafficClass) -> Self {
         let (current, state) = (RwLock::default(), Mutex::new(State::Idle));
-        Self { class, current, state, pause_ended: Notify::new() }
+        Self { class, current, state, pause_ended: Notify::new(), changed: Notify::new() }
     }
 
     /// Whether there is a connection that takes calls.
@@ -102,7 +108,7 @@ impl ClassConnection {
             State::Idle | State::Connected { .. } => 0,
         };
         let (sender, attempt) = watch::channel(None);
-        *state = State::Connecting(attempt.clone());
+        self.enter(&mut state, State::Connecting(attempt.clone()));
         // A task of its own, so that the attempt outlives the call that started it.
         runtime.spawn(attempt_to_connect(Arc::downgrade(shared), self.clone(), failures, sender));
         Lookup::Connecting(attempt)
@@ -110,7 +116,7 @@ impl ClassConnection {
 
     /// Counts a connection that ended early and unused as a failed attempt.
     fn note_early_end(&self, state: &mut State, shared: &Shared) {
-        let State::Connected { since, failures } = *state else { return };
+        let State::Connected { since, failures, .. } = *state else { return };
         let ended = self.current_mut().take();
         let Some(ended) = ended.filter(|ended| since.elapsed() < EARLY && !ended.was_of_use()) else {
             return;
@@ -118,7 +124,7 @@ impl ClassConnection {
         // No pause after the first one.
         let pause = failures.checked_sub(1).map_or(Duration::ZERO, |failures| shared.pause(failures));
         let status = ended.why_not_open();
-        *state = State::Failed { at: since, until: since + pause, failures: failures + 1, status };
+        self.enter(state, State::Failed { at: since, until: since + pause, failures: failures + 1, status });
     }
 
     /// Ends the pause after a failed attempt, if there is one. The next call then starts an attempt.
@@ -152,20 +158,28 @@ impl ClassConnection {
     }
 
     /// Makes this the current connection.
-    fn use_connection(&self, connection: &Arc<Connection>, failures: u32) {
+    fn use_connection(&self, connection: &Arc<Connection>, failures: u32, peer: Option<usize>) {
         let mut state = self.state();
-        *state = State::Connected { since: Instant::now(), failures };
         *self.current_mut() = Some(connection.clone());
+        self.enter(&mut state, State::Connected { since: Instant::now(), failures, peer });
     }
 
-    /// Replaces a connection by one to a better peer. Returns false if `old` is not current any more.
-    pub(super) fn replace(&self, old: &Arc<Connection>, new: &Arc<Connection>) -> bool {
+    /// Returns the index of the peer, if it is known.
+    pub(super) fn peer(&self) -> Option<usize> {
+        match *self.state() {
+            State::Connected { peer, .. } => peer,
+            _ => None,
+        }
+    }
+
+    /// Replaces a connection by one to a better peer, which has this index. Returns false if `old` is not current any more.
+    pub(super) fn replace(&self, old: &Arc<Connection>, new: &Arc<Connection>, peer: usize) -> bool {
         let mut state = self.state();
         let mut current = self.current_mut();
         let is_current = current.as_ref().is_some_and(|current| Arc::ptr_eq(current, old));
         if is_current {
-            *state = State::Connected { since: Instant::now(), failures: 0 };
             *current = Some(new.clone());
+            self.enter(&mut state, State::Connected { since: Instant::now(), failures: 0, peer: Some(peer) });
         }
         is_current
     }
@@ -174,15 +188,47 @@ impl ClassConnection {
     pub(super) fn forget(&self, attempt: &Connecting, shared: &Shared) {
         let mut state = self.state();
         if matches!(&*state, State::Connecting(current) if current.same_channel(attempt)) {
-            let at = Instant::now();
-            *state = State::Failed { at, until: at + shared.pause(0), failures: 1, status: gone() };
+            self.fail(&mut state, shared.pause(0), 1, gone());
         }
     }
 
     /// Removes the connection for good and returns it, to be closed.
     pub(super) fn take(&self) -> Option<Arc<Connection>> {
-        *self.state() = State::Idle;
+        self.enter(&mut self.state(), State::Idle);
         self.current_mut().take()
+    }
+
+    /// Returns a future that resolves when the state may have changed since this was called.
+    pub(super) fn changed(&self) -> Notified<'_> {
+        self.changed.notified()
+    }
+
+    /// Tells those who watch the state that it has changed.
+    pub(super) fn tell(&self) {
+        self.changed.notify_waiters();
+    }
+
+    /// Returns the state, for its watchers, and the time of the next attempt after one that has failed.
+    pub(super) fn readiness(&self) -> (Readiness, Option<Instant>) {
+        match &*self.state() {
+            State::Connecting(_) => (Readiness::Connecting, None),
+            State::Failed { until, status, .. } => (Readiness::Failing(status.clone()), Some(*until)),
+            State::Idle | State::Connected { .. } => match self.connected() {
+                None => (Readiness::Idle, None),
+                Some(connection) if connection.is_suspected() => (Readiness::Suspected, None),
+                Some(_) => (Readiness::Ready, None),
+            },
+        }
+    }
+
+    fn enter(&self, state: &mut State, next: State) {
+        *state = next;
+        self.tell();
+    }
+
+    fn fail(&self, state: &mut State, pause: Duration, failures: u32, status: Status) {
+        let at = Instant::now();
+        self.enter(state, State::Failed { at, until: at + pause, failures, status });
     }
 
     fn current_mut(&self) -> RwLockWriteGuard<'_, Option<Arc<Connection>>> {
@@ -213,16 +259,14 @@ async fn attempt_to_connect(
     };
     let outcome = match made {
         Ok((connection, peer)) => {
-            of_class.use_connection(&connection, failures);
-            if peer > 0 {
+            of_class.use_connection(&connection, failures, peer);
+            if let Some(peer) = peer {
                 shared.return_to_first(&of_class, &connection, peer);
             }
             Ok(connection)
         }
         Err(status) => {
-            let (at, failed) = (Instant::now(), status.clone());
-            let until = at + shared.pause(failures);
-            *of_class.state() = State::Failed { at, until, failures: failures + 1, status: failed };
+            of_class.fail(&mut of_class.state(), shared.pause(failures), failures + 1, status.clone());
             Err(status)
         }
     };

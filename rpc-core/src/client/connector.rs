@@ -96,12 +96,12 @@ impl Shared {
     }
 
     /// Makes a connection to the peer that another class is connected to, else to the first peer that accepts one.
-    /// Returns the index of the peer. A peer that was found through another class counts as 0, because that class
-    /// already looks for a better one.
+    /// Returns the index of the peer. A peer that was found through another class has none, because that class already
+    /// looks for a better one.
     pub(super) async fn connect(
         this: &Weak<Self>,
         class: TrafficClass,
-    ) -> Result<(Arc<Connection>, usize), Status> {
+    ) -> Result<(Arc<Connection>, Option<usize>), Status> {
         let Some(shared) = this.upgrade() else { return Err(gone()) };
         let (peers, beside) = (shared.connector.peers().max(1), shared.connected_to());
         let mut failures = Vec::new();
@@ -110,7 +110,7 @@ impl Shared {
             drop(shared);
             // If that peer can't be reached, the status of the attempts below says why.
             if let Ok(connection) = Self::greet(this, class, link).await {
-                return Ok((connection, 0));
+                return Ok((connection, None));
             }
         }
         for peer in 0..peers {
@@ -118,7 +118,7 @@ impl Shared {
             let link = shared.connector.connect(peer);
             drop(shared);
             match Self::greet(this, class, link).await {
-                Ok(connection) => return Ok((connection, peer)),
+                Ok(connection) => return Ok((connection, Some(peer))),
                 Err(status) => failures.push(status),
             }
         }
@@ -126,7 +126,7 @@ impl Shared {
     }
 
     /// Makes a connection from a link.
-    async fn greet(
+    pub(super) async fn greet(
         this: &Weak<Self>,
         class: TrafficClass,
         link: BoxFuture<Result<Arc<dyn Link>, Status>>,
@@ -154,9 +154,31 @@ impl Shared {
     ) {
         let (shared, of_class, connection) =
             (Arc::downgrade(self), of_class.clone(), Arc::downgrade(connection));
-        if let Some(runtime) = &self.runtime {
+        if let Some(runtime) = self.runtime.as_ref().filter(|_| peer > 0) {
             runtime.spawn(return_to_first(shared, of_class, connection, peer));
         }
+    }
+
+    /// Moves new calls of a class from one connection to another, to the peer with this index. Calls in progress end where they are.
+    /// Returns false if the old connection is not in use any more; the new one is closed then.
+    pub(super) fn move_calls(
+        &self,
+        of_class: &ClassConnection,
+        old: &Arc<Connection>,
+        new: &Arc<Connection>,
+        peer: usize,
+    ) -> bool {
+        if !of_class.replace(old, new, peer) {
+            new.close_for_want_of_callers();
+            return false;
+        }
+        tracing::debug!(from = ?old.peer(), to = ?new.peer(), "calls move to another address");
+        // Connections of other classes follow when their next calls need one.
+        let others = self.classes.iter().filter_map(|of_class| of_class.connected());
+        let is_beside = |other: &Arc<Connection>| old.peer().is_some() && other.peer() == old.peer();
+        others.filter(is_beside).for_each(|other| other.retire());
+        old.retire();
+        true
     }
 }
 
@@ -206,17 +228,10 @@ async fn try_better(
         found.close_for_want_of_callers();
         return Tried::Over;
     };
-    if !of_class.replace(&old, &found) {
-        found.close_for_want_of_callers();
-        return Tried::Over;
+    match this.move_calls(of_class, &old, &found, peer) {
+        true => Tried::Moved(Arc::downgrade(&found)),
+        false => Tried::Over,
     }
-    tracing::debug!(from = ?old.peer(), to = ?found.peer(), "returned to an earlier address");
-    // Connections of other classes follow when their next calls need one.
-    let others = this.classes.iter().filter_map(|of_class| of_class.connected());
-    let is_beside = |other: &Arc<Connection>| old.peer().is_some() && other.peer() == old.peer();
-    others.filter(is_beside).for_each(|other| other.retire());
-    old.retire();
-    Tried::Moved(Arc::downgrade(&found))
 }
 
 impl Drop for Shared {

@@ -93,6 +93,11 @@ pub(super) enum State {
 impl Drop for InFlightCall {
     #[inline]
     fn drop(&mut self) {
+        if let State::Sent(pending) = &self.state
+            && !pending.is_done()
+        {
+            self.given_up();
+        }
         buffer_pool::recycle(self.arguments.take_buffer());
     }
 }

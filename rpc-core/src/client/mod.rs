@@ -13,10 +13,12 @@ mod raw_channel;
 mod request_memory;
 mod retry_budget;
 mod setters;
+mod silent_peer;
 mod stream_call;
 mod stub;
 #[cfg(feature = "tower")]
 mod tower;
+mod watched;
 
 pub use self::balance::{Endpoint, EndpointState, Readiness};
 pub use crate::response::{Parts, Response};

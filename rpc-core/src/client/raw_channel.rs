@@ -171,10 +171,11 @@ impl RawChannel {
         }
     }
 
-    /// Returns the states of the servers that it balances over, and of each change. `None`: it does not balance.
+    /// Returns the states of the servers that it balances over, and of each change. A channel that does not balance has one state: that of
+    /// its class's connection, under the name of all of its peers. `None`: such a channel was made outside of a runtime.
     pub fn endpoints(&self) -> Option<watch::Receiver<Arc<[EndpointState]>>> {
         match &self.way {
-            Way::One(_) => None,
+            Way::One(shared) => shared.states(self.class),
             Way::Balanced(balancer) => Some(balancer.states()),
         }
     }
@@ -286,6 +287,16 @@ impl RawChannel {
         match self.class {
             TrafficClass::Normal => target,
             class => format!("{target} ({class})"),
+        }
+    }
+
+    /// Suspects the server of a connection, because a call there has ended at its deadline, and nothing was received since it was sent.
+    /// `picked`: the server, if it is one of several. Calls avoid it until it answers a PING.
+    #[cold]
+    pub(super) fn suspect(&self, picked: Option<&Picked>, connection: &Arc<Connection>) {
+        match (&self.way, picked) {
+            (Way::One(shared), _) => shared.suspect(connection),
+            (Way::Balanced(_), picked) => picked.into_iter().for_each(Picked::suspect),
         }
     }
 

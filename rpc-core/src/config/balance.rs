@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 /// How a channel shares its calls among several servers that are equivalent.
 ///
 /// With any policy but [`First`](BalancePolicy::First) the channel keeps connections to all of them, and no call goes to a server that
-/// is not connected.
+/// is not connected. Nor does one go to a server that has sent nothing until the deadline of a call, until it answers a PING, as long as
+/// another is ready.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
@@ -59,7 +60,8 @@ pub enum ResolveBy {
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum BalancePolicy {
-    /// The first that can be reached. There is one connection, which moves back when an earlier server can be reached again.
+    /// The first that can be reached. There is one connection, which moves back when an earlier server can be reached again. It moves on when
+    /// the server has sent nothing until the deadline of a call, and answers no PING either.
     #[default]
     First,
     /// One after the other. A server gets as many calls as its weight says.

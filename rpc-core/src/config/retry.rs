@@ -9,8 +9,13 @@ use crate::status::Code;
 /// Whether a channel makes calls again that have failed, and how.
 ///
 /// A call is made again if its status has one of the codes and if it was not executed, or if its method is idempotent:
-/// `#[rpc(idempotent)]`, or [`Call::idempotent`](crate::client::Call::idempotent). The settings mean what gRPC's `retryPolicy`,
-/// `retryThrottling` and `hedgingPolicy` mean by names like theirs.
+/// `#[rpc(idempotent)]`, or [`Call::idempotent`](crate::client::Call::idempotent). The settings mean what gRPC's `retryPolicy` and
+/// `hedgingPolicy` mean by names like theirs.
+///
+/// The budget (`max_tokens`, `token_ratio`) differs from gRPC's `retryThrottling`. There each failed attempt costs a token, and no call is
+/// made again while half of the tokens are gone: calls that fail seldom are made again always. Here each *further* attempt costs a token, and
+/// the last token counts. So the further attempts are bounded whatever fails: `max_tokens` at first, and `token_ratio` for each call that
+/// succeeds.
 ///
 /// Beside this, and without it, a call that a server has certainly refused before its handler began, because it is going away, goes
 /// elsewhere at once.
@@ -28,7 +33,8 @@ pub struct Retry {
     /// The statuses after which a call is made again, by name. Default `["UNAVAILABLE"]`.
     #[serde(with = "names")]
     pub retryable_status_codes: Vec<Code>,
-    /// How many further attempts the calls of a channel may make at once. Each costs a token of these. Default 100.
+    /// How many further attempts the calls of a channel may make at once. Each costs a token of these, and a new channel has all of them: so
+    /// many further attempts are made when everything fails from the start, before `token_ratio` bounds them. Default 100.
     pub max_tokens: u32,
     /// How much of a token each successful call earns. So of many calls this part is made again at most, and a server that fails is not
     /// asked several times as often. From 0 to 1. Default 0.1.

@@ -1,13 +1,12 @@
 //! The timers of a connection, which ping a silent peer and end calls at their deadlines.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::Connection;
 use crate::proto::wire::CloseCode;
 use crate::status::{Blame, Executed};
 
-/// Runs for as long as the connection lives. It sets no timer while no call waits, so an idle connection costs nothing.
+/// Runs for as long as the connection lives. It sets no timer while nothing waits for the peer, so an idle connection costs nothing.
 pub(super) async fn keep(connection: Arc<Connection>) {
     tokio::select! {
         _ = connection.closed() => {}
@@ -38,9 +37,9 @@ impl Connection {
     async fn listen(&self) {
         let mut silence = None;
         loop {
-            if self.calls.is_idle() && self.accesses.has_none_started() {
+            if self.is_asking_nothing() {
                 silence = None;
-                // Woken by the next call or access.
+                // Woken by the next call, PING or access.
                 tokio::select! {
                     () = self.calls.begun.notified() => {}
                     () = self.accesses.begun.notified() => {}
@@ -52,8 +51,14 @@ impl Connection {
         }
     }
 
+    /// Whether nothing waits for the peer.
+    fn is_asking_nothing(&self) -> bool {
+        let is_awaited = || self.receiving.lock().pings.is_awaited();
+        self.calls.is_idle() && self.accesses.has_none_started() && !is_awaited()
+    }
+
     fn look(&self, silence: &mut Silence) {
-        let heard = self.heard.load(Ordering::Relaxed);
+        let heard = self.heard();
         let looked = match *silence {
             Some((then, looked)) if then == heard => looked + 1,
             _ => 0,

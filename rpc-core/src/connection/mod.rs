@@ -158,6 +158,8 @@ pub struct Connection {
     receiving: Mutex<rank::Receiving, receive::Receiving>,
     /// Counts received batches, so that silence can be detected.
     heard: AtomicU64,
+    /// Whether a call has found the peer silent, and nothing has come from it since.
+    is_suspected: AtomicBool,
 
     calls: Calls,
     /// Set on a server.
@@ -218,6 +220,7 @@ impl Connection {
                 sender,
                 receiving,
                 heard: AtomicU64::new(0),
+                is_suspected: AtomicBool::new(false),
                 calls,
                 dispatch,
                 streams,

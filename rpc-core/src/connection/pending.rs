@@ -49,6 +49,8 @@ impl Drop for Line {
 pub(crate) struct Pending {
     connection: Arc<Connection>,
     id: u64,
+    /// What the connection had [heard](Connection::heard) when the call was sent.
+    heard: u64,
     done: bool,
     late: bool,
     /// Whether it must poll the link before it is woken by anything.
@@ -81,7 +83,8 @@ impl Pending {
         let polling = BusyPolling::begin(&connection.sender, cx);
         let has_extras = streams.is_some() || lending.is_some();
         let extras = has_extras.then(|| Box::new(Extras { streams, lending, ..Extras::default() }));
-        Self { connection, id: call, done: false, late: false, polls_at_once, polling, extras }
+        let heard = connection.heard();
+        Self { connection, id: call, heard, done: false, late: false, polls_at_once, polling, extras }
     }
 
     pub(crate) fn streams(&self) -> Option<&Arc<CallStreams>> {
@@ -110,6 +113,11 @@ impl Pending {
     /// Whether [`poll`](Self::poll) has returned the answer.
     pub(crate) fn is_done(&self) -> bool {
         self.done
+    }
+
+    /// Whether the peer has sent nothing at all since the call was sent.
+    pub(crate) fn is_peer_silent(&self) -> bool {
+        self.connection.heard() == self.heard
     }
 
     /// Abandons the call and tells the peer the reason.

@@ -1,5 +1,8 @@
 //! The PINGs that a side sends by the stream link.
 
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -13,15 +16,15 @@ use crate::transport::RoundTrip;
 pub(super) struct Pings {
     /// The last one's token.
     token: u64,
-    waiter: Option<oneshot::Sender<()>>,
+    /// Those who wait for the last one's PONG.
+    waiters: Vec<oneshot::Sender<()>>,
     round_trip: RoundTrip,
 }
 
 impl Pings {
     /// Begins a PING, in place of those that are on their way.
-    fn begin(&mut self, waiter: Option<oneshot::Sender<()>>) -> Ping {
+    fn begin(&mut self) -> Ping {
         self.token += 1;
-        self.waiter = waiter;
         self.round_trip.begin();
         Ping { token: self.token }
     }
@@ -35,19 +38,63 @@ impl Pings {
     pub(super) fn answered(&mut self, pong: &Ping) {
         if pong.token == self.token {
             self.round_trip.end();
-            // An error: the waiter has given up.
-            let _ = self.waiter.take().map(|waiter| waiter.send(()));
+            for waiter in self.waiters.drain(..) {
+                // An error: the waiter has given up.
+                let _ = waiter.send(());
+            }
         }
+    }
+
+    /// Whether anybody waits for a PONG.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.waiters.iter().any(|waiter| !waiter.is_closed())
     }
 }
 
 impl Connection {
-    /// Sends a PING and waits for its PONG, for ever if there is none.
+    /// Sends a PING and waits for its PONG, for ever if there is none. A peer that stays silent is [found](Self::listen) to be so meanwhile.
     pub(super) async fn ping(&self) {
         let (sender, receiver) = oneshot::channel();
-        let ping = self.receiving.lock().pings.begin(Some(sender));
+        let ping = {
+            let mut receiving = self.receiving.lock();
+            receiving.pings.waiters.retain(|waiter| !waiter.is_closed());
+            receiving.pings.waiters.push(sender);
+            receiving.pings.begin()
+        };
         self.send_ping(ping);
+        self.calls.begun.notify_one();
         let _ = receiver.await;
+    }
+
+    /// Returns a number that changes with all that the peer sends.
+    #[inline]
+    pub(super) fn heard(&self) -> u64 {
+        self.heard.load(Ordering::Relaxed)
+    }
+
+    /// Whether the peer is [suspected](Self::suspect).
+    pub(crate) fn is_suspected(&self) -> bool {
+        self.is_suspected.load(Ordering::Relaxed)
+    }
+
+    /// Suspects the peer to be gone, and asks it for a sign of life. Returns a future that resolves with that, or when the connection has
+    /// ended. `None`: it is suspected already. The future must be awaited to its end.
+    pub(crate) fn suspect(self: &Arc<Self>) -> Option<impl Future<Output = ()> + Send + use<>> {
+        if self.is_suspected.swap(true, Ordering::Relaxed) {
+            return None;
+        }
+        let (this, heard) = (Arc::clone(self), self.heard());
+        Some(async move {
+            let answered = async {
+                let patience = this.settings().liveness.ping();
+                while tokio::time::timeout(patience, this.ping()).await.is_err() && this.heard() == heard {}
+            };
+            tokio::select! {
+                () = answered => {}
+                _ = this.closed() => {}
+            }
+            this.is_suspected.store(false, Ordering::Relaxed);
+        })
     }
 
     pub(super) fn send_ping(&self, ping: Ping) {
@@ -59,7 +106,7 @@ impl Connection {
         let mut receiving = self.receiving.lock();
         let pings = &mut receiving.pings;
         let took = pings.round_trip.took();
-        let next = pings.round_trip.is_due().then(|| pings.begin(None));
+        let next = pings.round_trip.is_due().then(|| pings.begin());
         drop(receiving);
         if let Some(ping) = next {
             self.send_ping(ping);

@@ -16,12 +16,7 @@ use crate::network::farcall_address;
 use crate::service::{ClusterClient, KvClient, KvError, NodeStatus};
 use crate::types::{NodeId, RequestId};
 use session::Sessions;
-use tries::{Tries, is_passing};
-
-/// The pause before the leader is looked for again. It grows to the longest one, and each is up to a half shorter at random. It is
-/// what a client adds to the time of an election.
-const PAUSE: Duration = Duration::from_millis(20);
-const LONGEST_PAUSE: Duration = Duration::from_millis(40);
+use tries::{Pauses, Tries, is_passing};
 
 /// Options of a [`Client`].
 #[derive(Clone, Debug)]
@@ -272,24 +267,27 @@ impl Client {
     where
         F: Future<Output = Result<T, KvError>>,
     {
-        let mut pause = PAUSE;
+        let (mut pauses, mut follows) = (Pauses::default(), false);
         loop {
-            match self.known_leader().await {
+            let error = match self.known_leader().await {
                 Ok(leader) => match tries.attempt(call(&leader, attempt)).await {
                     Err(error) if is_passing(&error) => {
-                        let named = self.leave(&leader, &error);
-                        tries.failed(error);
-                        if named {
-                            pause = PAUSE;
-                            continue;
-                        }
+                        let is_named = self.leave(&leader, &error);
+                        // Once without a pause: two nodes may name each other.
+                        follows = is_named && !follows;
+                        error
                     }
                     done => return done,
                 },
-                Err(error) => tries.failed(error),
+                Err(error) => {
+                    follows = false;
+                    error
+                }
+            };
+            if !follows {
+                tokio::time::sleep(pauses.after(&error)).await;
             }
-            tokio::time::sleep(pause.mul_f64(0.5 + 0.5 * fastrand::f64())).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            tries.failed(error);
         }
     }
 

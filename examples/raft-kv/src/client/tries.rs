@@ -9,6 +9,34 @@ use farcall::{Code, Executed, Status};
 use crate::locked;
 use crate::service::KvError;
 
+/// The first pause between attempts. Each further one is twice as long, up to the longest, and up to a half shorter at random.
+const PAUSE: Duration = Duration::from_millis(20);
+/// The longest pause while there is no leader. It is what a client adds to the time of an election.
+const LONGEST: Duration = Duration::from_millis(160);
+/// The longest pause while the leader has too much to do.
+const LONGEST_IF_BUSY: Duration = Duration::from_secs(1);
+
+/// The pauses between the attempts of a request.
+pub(super) struct Pauses {
+    next: Duration,
+}
+
+impl Default for Pauses {
+    fn default() -> Self {
+        Self { next: PAUSE }
+    }
+}
+
+impl Pauses {
+    /// Returns the pause after an attempt that has failed with this error.
+    pub(super) fn after(&mut self, error: &KvError) -> Duration {
+        let is_busy = matches!(error, KvError::Rpc(status) if status.code() == Code::ResourceExhausted);
+        let now = self.next.min(if is_busy { LONGEST_IF_BUSY } else { LONGEST });
+        self.next = (now * 2).min(LONGEST_IF_BUSY);
+        now.mul_f64(1.0 - 0.5 * fastrand::f64())
+    }
+}
+
 /// The attempts of a request so far.
 #[derive(Default)]
 pub(super) struct Tries {
@@ -97,6 +125,25 @@ pub(super) fn is_passing(error: &KvError) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pauses_grow_while_there_is_no_leader_and_further_while_it_is_busy() {
+        let no_leader = KvError::NotLeader { leader: None };
+        let busy = Status::new(Code::ResourceExhausted, "too many calls").into();
+        for (error, most) in [(no_leader, [20, 40, 80, 160, 160, 160]), (busy, [20, 40, 80, 160, 320, 640])] {
+            let rounds: Vec<_> = (0..100)
+                .map(|_| {
+                    let mut pauses = Pauses::default();
+                    most.map(|_| pauses.after(&error).as_millis())
+                })
+                .collect();
+            for (at, most) in most.into_iter().enumerate() {
+                let all = || rounds.iter().map(|round| round[at]);
+                assert!(all().all(|pause| (most / 2..=most).contains(&pause)), "{error}: {rounds:?}");
+                assert!(all().min() < all().max(), "clients of a lost leader do not come back at once");
+            }
+        }
+    }
 
     /// Makes an attempt that ends with this status, and returns its error.
     async fn fail(tries: &Tries, code: Code, executed: Executed) -> KvError {

@@ -10,6 +10,7 @@ use raft_kv::service::KvError;
 use raft_kv::types::NodeId;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 
 use super::serve::Times;
@@ -35,7 +36,7 @@ impl Cluster {
         ensure!(self.port.checked_add(self.nodes).is_some(), "there are no ports above {}", self.port);
         let addresses: BTreeMap<NodeId, String> =
             (1..=self.nodes).map(|id| (id.into(), format!("127.0.0.1:{}", self.port + id))).collect();
-        let mut stop = StopSignals::new()?;
+        let (mut stop, mut hang_up) = (StopSignals::new()?, signal(SignalKind::hangup())?);
         let mut nodes = JoinSet::new();
         let mut running = BTreeMap::new();
         for (id, address) in &addresses {
@@ -71,20 +72,34 @@ impl Cluster {
                     }
                 }
                 () = stop.next() => break Ok(()),
+                _ = hang_up.recv() => break Ok(()),
             }
         };
-        for pid in running.values() {
-            // A node that has ended by itself meanwhile needs no signal.
-            let _ = kill_process(*pid, Signal::TERM);
+        let tell = |running: &BTreeMap<_, _>| {
+            for pid in running.values() {
+                // A node that has ended by itself meanwhile needs no signal.
+                let _ = kill_process(*pid, Signal::TERM);
+            }
+        };
+        tell(&running);
+        loop {
+            tokio::select! {
+                ended = nodes.join_next() => match ended {
+                    Some(ended) => drop(running.remove(&ended?.0)),
+                    None => return result,
+                },
+                // A second signal ends the nodes at once.
+                () = stop.next() => tell(&running),
+            }
         }
-        while nodes.join_next().await.is_some() {}
-        result
     }
 
     fn start(&self, arguments: &Arguments, id: NodeId, address: &str) -> Result<Child> {
         let program = std::env::current_exe()?;
+        let mut node = Command::new(program);
+        // In a group of its own, so that Ctrl-C reaches it by this process alone: two signals would end it at once.
         let node =
-            Command::new(program).args(self.options(arguments, id, address)).kill_on_drop(true).spawn();
+            node.args(self.options(arguments, id, address)).process_group(0).kill_on_drop(true).spawn();
         node.with_context(|| format!("node {id} can't be started"))
     }
 

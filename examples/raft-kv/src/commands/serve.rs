@@ -7,6 +7,7 @@ use anyhow::Result;
 use farcall::{Config, StopSignals};
 use raft_kv::node::{Node, Timing};
 use raft_kv::types::NodeId;
+use tokio::sync::oneshot;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Serve {
@@ -49,13 +50,19 @@ impl Times {
 
 impl Serve {
     pub(super) async fn run(&self, config: Config) -> Result<()> {
-        let mut stop = StopSignals::new()?;
+        let mut signals = StopSignals::new()?;
         let node = Node::start(self.id, &self.listen, &self.data, config, self.times.timing()).await?;
         tracing::info!(id = self.id, listen = self.listen, "the node serves");
-        let stop = async move {
-            stop.next().await;
+        let (tell, told) = oneshot::channel::<()>();
+        tokio::spawn(async move {
+            signals.next().await;
             tracing::info!("the node stops");
-        };
-        node.serve(stop).await
+            drop(tell);
+            signals.next().await;
+            tracing::warn!("a second signal ends the node at once");
+            // What it has confirmed is on disk, as when it is killed.
+            std::process::exit(1);
+        });
+        node.serve(async { drop(told.await) }).await
     }
 }

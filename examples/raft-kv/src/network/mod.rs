@@ -2,8 +2,8 @@
 //!
 //! | what | class | why |
 //! |---|---|---|
-//! | heartbeats, votes | urgent | they must not wait behind data: a late one costs an election |
-//! | entries | normal | openraft 0.9 has one message to a follower in flight at a time |
+//! | votes, heartbeats | urgent | they must not wait behind data in a connection: a late one costs an election |
+//! | entries | normal | openraft 0.9 has one message to a follower in flight at a time, so a heartbeat waits until entries are answered |
 //! | snapshots | bulk | nothing should wait for them |
 //!
 //! Each class has a connection of its own.

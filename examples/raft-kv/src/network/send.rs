@@ -93,3 +93,125 @@ fn blocks(file: SnapshotFile, mut offset: u64) -> Streaming<farcall::Bytes> {
 fn internal(why: impl Display) -> Status {
     Status::internal(format!("the snapshot can't be read: {why}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use farcall::{Bytes, Context, Stream, stream};
+    use openraft::entry::FromAppData;
+    use openraft::raft::{AppendEntriesRequest, AppendEntriesResponse, VoteRequest, VoteResponse};
+    use openraft::storage::RaftStateMachine;
+    use openraft::{CommittedLeaderId, RaftSnapshotBuilder};
+
+    use super::super::{Network, RaftPeer, Receiver};
+    use super::*;
+    use crate::locked;
+    use crate::store::Store;
+    use crate::store::snapshot::Snapshots;
+    use crate::types::{Batch, Command, Entry, LogId, Operation, Raft, RequestId};
+
+    /// How many bytes arrive before the connection breaks.
+    const BREAK: u64 = 2 << 20;
+
+    /// A node that breaks the connection off by which it gets its first snapshot, between two blocks.
+    struct Breaking {
+        node: Receiver,
+        snapshots: Snapshots,
+        /// Where each transfer began.
+        offsets: Arc<Mutex<Vec<u64>>>,
+    }
+
+    impl RaftPeer for Breaking {
+        async fn append(
+            &self,
+            request: AppendEntriesRequest<TypeConfig>,
+        ) -> farcall::Result<AppendEntriesResponse<NodeId>> {
+            self.node.append(request).await
+        }
+
+        async fn vote(&self, request: VoteRequest<NodeId>) -> farcall::Result<VoteResponse<NodeId>> {
+            self.node.vote(request).await
+        }
+
+        async fn arrived(&self, meta: SnapshotMeta) -> farcall::Result<u64> {
+            self.node.arrived(meta).await
+        }
+
+        async fn install(
+            &self,
+            vote: Vote,
+            meta: SnapshotMeta,
+            len: u64,
+            offset: u64,
+            mut blocks: Streaming<Bytes>,
+        ) -> farcall::Result<impl Stream<Item = farcall::Result<Progress>>> {
+            let breaks = {
+                let mut offsets = locked(&self.offsets);
+                offsets.push(offset);
+                offsets.len() == 1
+            };
+            let (snapshots, of) = (self.snapshots.clone(), meta.clone());
+            let connection = Context::current().and_then(|call| call.connection()).expect("a connection");
+            let passed = stream::generate(async move |items| {
+                let mut sent = offset;
+                while let Some(block) = blocks.message().await? {
+                    if breaks && sent == BREAK {
+                        // What was passed on is on disk first.
+                        while snapshots.arrived(&of).map_err(internal)? < BREAK {
+                            tokio::task::yield_now().await;
+                        }
+                        connection.close("the test breaks it off");
+                        return std::future::pending().await;
+                    }
+                    sent += block.len() as u64;
+                    items.send(block).await;
+                }
+                Ok(())
+            });
+            self.node.install(vote, meta, len, offset, Streaming::new(passed)).await
+        }
+    }
+
+    fn entry(index: u64, operations: impl IntoIterator<Item = Operation>) -> Entry {
+        let command = |(number, operation)| {
+            let request = RequestId { session: 1, number, first_open: 0 };
+            Command { request, operation }
+        };
+        let commands = (index - 1..).zip(operations).map(command);
+        let mut entry = Entry::from_app_data(Batch(commands.collect()));
+        entry.log_id = LogId::new(CommittedLeaderId::new(1, 1), index);
+        entry
+    }
+
+    #[tokio::test]
+    async fn a_transfer_goes_on_after_a_break_with_what_has_not_arrived() {
+        let (from, to) =
+            (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
+        let mut machine = Store::open(from.path(), 1).expect("a store").machine;
+        let put = |number| {
+            let value = Bytes::from(vec![b'v'; 700_000]);
+            Operation::Put { key: format!("k{number}"), value }
+        };
+        let entries = [entry(1, [Operation::Open]), entry(2, (1..=6).map(put))];
+        machine.apply(entries).await.expect("entries that are applied");
+        let built = machine.get_snapshot_builder().await.build_snapshot().await.expect("a snapshot");
+        assert!(built.snapshot.len() > BREAK);
+
+        let Store { log, machine, snapshots } = Store::open(to.path(), 1).expect("a store");
+        let reader = machine.reader();
+        let network = Network::new(farcall::Config::default(), PAUSE);
+        let raft = Raft::new(1, Arc::default(), network, log, machine).await.expect("a node");
+        let offsets = Arc::default();
+        let node = Receiver::new(raft, snapshots.clone());
+        let client = RaftPeerClient::in_process(Breaking { node, snapshots, offsets: Arc::clone(&offsets) });
+
+        snapshot(&client, Vote::new_committed(1, 2), built).await.expect("it is sent");
+        let mut offsets = locked(&offsets).clone();
+        // Refused as long as the first transfer has not ended.
+        offsets.dedup();
+        assert_eq!(offsets, [0, BREAK]);
+        let value = reader.get("k6".into()).await.expect("a reader");
+        assert_eq!(value.map(|value| value.len()), Some(700_000));
+    }
+}

@@ -238,7 +238,7 @@ impl Cluster {
         self.signal(id, Signal::CONT);
     }
 
-    fn signal(&mut self, id: NodeId, signal: Signal) {
+    pub(crate) fn signal(&mut self, id: NodeId, signal: Signal) {
         let node = self.nodes.get_mut(&id).unwrap();
         node.assert_runs();
         let process = node.process.as_ref().unwrap();

@@ -21,13 +21,18 @@ use crate::status::Status;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Readiness {
+    /// It is not connected, and no call needs it. Only of channels that do not balance: others keep their connections.
+    Idle,
     /// The channel connects for the first time, or again after a connection has ended.
     Connecting,
     /// It is connected. Calls go to it.
     Ready,
     /// It is connected, and has failed several calls in a row. Calls go elsewhere for a while.
     Ejected,
-    /// The last attempt to connect failed. The channel tries again after a pause.
+    /// It is connected, but a call has ended at its deadline, and nothing was received since that call was sent. Calls go elsewhere until
+    /// it answers a PING.
+    Suspected,
+    /// The last attempt to connect failed. The channel tries again after a pause, see [`EndpointState::next_attempt`].
     Failing(Status),
 }
 
@@ -43,6 +48,8 @@ pub(super) struct Member {
     load: Load,
     readiness: Mutex<Readiness>,
     ejection: Ejection,
+    /// How many of its connections are suspected.
+    suspicions: AtomicUsize,
     balancer: Weak<Balancer>,
     tasks: Mutex<Vec<AbortHandle>>,
 }
@@ -67,6 +74,7 @@ impl Member {
             load: Load::new(),
             readiness: Mutex::new(Readiness::Connecting),
             ejection: Ejection::default(),
+            suspicions: AtomicUsize::new(0),
             balancer: Weak::clone(balancer),
             tasks: Mutex::default(),
         })
@@ -79,10 +87,6 @@ impl Member {
             runtime.spawn(kept).abort_handle()
         });
         *self.tasks.lock().unwrap_or_else(PoisonError::into_inner) = tasks.collect();
-    }
-
-    pub(super) fn name(&self) -> &str {
-        &self.name
     }
 
     pub(super) fn weight(&self) -> u32 {
@@ -107,9 +111,21 @@ impl Member {
     pub(super) fn readiness(&self) -> Readiness {
         let readiness = self.readiness.lock().unwrap_or_else(PoisonError::into_inner).clone();
         match readiness {
+            Readiness::Ready if self.suspicions.load(Ordering::Relaxed) > 0 => Readiness::Suspected,
             Readiness::Ready if self.ejection.is_ejected() => Readiness::Ejected,
             readiness => readiness,
         }
+    }
+
+    /// Returns its state, for watchers.
+    pub(super) fn state(&self) -> EndpointState {
+        let readiness = self.readiness();
+        let attempts = self.lanes.iter().filter_map(|lane| {
+            let (_, next) = lane.classes[TrafficClass::default() as usize].readiness();
+            next
+        });
+        let next_attempt = if matches!(readiness, Readiness::Failing(_)) { attempts.min() } else { None };
+        EndpointState { name: Arc::clone(&self.name), readiness, next_attempt }
     }
 
     pub(super) fn ejection(&self) -> &Ejection {
@@ -122,6 +138,29 @@ impl Member {
             && let Some(balancer) = self.balancer.upgrade()
         {
             balancer.eject(self);
+        }
+    }
+
+    /// Suspects it to be gone, until all of its connections have shown a sign of life or ended.
+    fn suspect(self: &Arc<Self>) {
+        let Some(balancer) = self.balancer.upgrade() else { return };
+        let connected = self.connections().filter(|connection| connection.is_open());
+        let suspicions: Vec<_> = connected.filter_map(|connection| connection.suspect()).collect();
+        if suspicions.is_empty() {
+            return;
+        }
+        self.suspicions.fetch_add(suspicions.len(), Ordering::Relaxed);
+        balancer.changed();
+        for suspicion in suspicions {
+            let member = Arc::downgrade(self);
+            balancer.spawn(async move {
+                suspicion.await;
+                let Some(member) = member.upgrade() else { return };
+                let is_last = member.suspicions.fetch_sub(1, Ordering::Relaxed) == 1;
+                if let Some(balancer) = member.balancer.upgrade().filter(|_| is_last) {
+                    balancer.changed();
+                }
+            });
         }
     }
 
@@ -145,7 +184,13 @@ impl Member {
         self.lanes.iter().any(|lane| lane.classes[TrafficClass::default() as usize].is_connected())
     }
 
-    /// Returns the connections, each time beginning with another.
+    /// Returns its connections of all classes, some of which may take no more calls.
+    fn connections(&self) -> impl Iterator<Item = Arc<Connection>> {
+        let all = self.lanes.iter().flat_map(|lane| &lane.classes);
+        all.filter_map(|of_class| of_class.current())
+    }
+
+    /// Returns the lanes, each time beginning with another.
     fn turn(&self) -> impl Iterator<Item = &Arc<Shared>> {
         let first = self.next.fetch_add(1, Ordering::Relaxed) % self.lanes.len();
         self.lanes[first..].iter().chain(&self.lanes[..first])
@@ -175,8 +220,7 @@ impl Member {
     /// Retires its connections: calls in progress finish there, and new ones go elsewhere. Resolves when the last connection has ended.
     pub(super) async fn retire(self: Arc<Self>) {
         self.stop();
-        let all = self.lanes.iter().flat_map(|lane| &lane.classes);
-        let connections: Vec<_> = all.filter_map(|of_class| of_class.current()).collect();
+        let connections: Vec<_> = self.connections().collect();
         for connection in &connections {
             connection.retire();
         }
@@ -259,6 +303,11 @@ impl Picked {
         Self { member: Arc::clone(&self.member), began: None, is_answered: false, is_noted: true }
     }
 
+    /// Suspects the server to be gone, because it has sent nothing since the call was sent there.
+    pub(in crate::client) fn suspect(&self) {
+        self.member.suspect();
+    }
+
     /// Notes that an attempt has failed there.
     pub(in crate::client) fn failed(&mut self, status: &Status) {
         if !std::mem::replace(&mut self.is_noted, true) {
@@ -294,4 +343,6 @@ pub struct EndpointState {
     pub name: Arc<str>,
     /// Whether calls go to it, or why not.
     pub readiness: Readiness,
+    /// When the channel tries again to connect, if the last attempt failed. A channel that does not balance waits for a call then.
+    pub next_attempt: Option<Instant>,
 }

@@ -10,6 +10,7 @@ mod picker;
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
+use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
@@ -205,8 +206,8 @@ impl Balancer {
         };
         let mut ready = of(|readiness| matches!(readiness, Readiness::Ready));
         if ready.is_empty() {
-            // One that fails calls is better than none.
-            ready = of(|readiness| matches!(readiness, Readiness::Ejected));
+            // One that fails calls, or may be gone, is better than none.
+            ready = of(|readiness| matches!(readiness, Readiness::Ejected | Readiness::Suspected));
         }
         let balance = self.balance();
         let locality = &balance.locality;
@@ -217,13 +218,11 @@ impl Balancer {
         ready.retain(is_best);
         // Weights compare servers of one rank.
         let all: Vec<_> = members.iter().filter(|member| is_best(member)).cloned().collect();
-        let picker = Picker::new(balance.policy, ready, &all);
+        // Made without the picker's lock, which calls take.
+        let ring = self.picker.read().unwrap_or_else(PoisonError::into_inner).ring();
+        let picker = Picker::new(balance.policy, ready, &all, ring);
         *self.picker.write().unwrap_or_else(PoisonError::into_inner) = picker;
-        let state = |member: &Arc<Member>| EndpointState {
-            name: Arc::clone(&member.name),
-            readiness: member.readiness(),
-        };
-        self.states.send_replace(members.iter().map(state).collect());
+        self.states.send_replace(members.iter().map(|member| member.state()).collect());
     }
 
     /// Gives a server that fails its calls no more of them for a while, unless too many others are ejected.
@@ -248,8 +247,12 @@ impl Balancer {
                 this.changed();
             }
         };
+        self.spawn(readmit);
+    }
+
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         if let Some(runtime) = &self.runtime {
-            runtime.spawn(readmit);
+            runtime.spawn(task);
         }
     }
 

@@ -1,13 +1,15 @@
 //! The choice of a server for a call.
 
+mod ring;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::time::Instant;
 
+use self::ring::{NONE, Ring};
 use super::member::Member;
 use crate::config::BalancePolicy;
-use crate::interface::stable_hash;
 
 /// Chooses among the members that are ready.
 #[derive(Debug, Default)]
@@ -22,30 +24,47 @@ pub(super) struct Picker {
 enum Order {
     #[default]
     InTurn,
-    /// By weight: indexes into `ready`, each as often as its weight says.
-    Weighted(Vec<u32>),
+    /// By the weights of `ready`, and the largest of them.
+    Weighted(Vec<u32>, u32),
     LeastLoaded,
-    /// Points on a ring, each with the index of its member; ascending.
-    Ring(Vec<(u64, u32)>),
+    /// By the ring of all members, and the index into `ready` of each, or [`NONE`].
+    ByKey(Arc<Ring>, Vec<u32>),
 }
-
-/// Points of a member of weight 1. The share of each differs by a tenth then.
-const POINTS: u32 = 100;
 
 /// The largest weight in an [`Order`]. Larger ones are scaled down.
 const HEAVIEST: u32 = 100;
 
 impl Picker {
-    /// Returns a picker of the members that are ready, among `all`.
-    pub(super) fn new(policy: BalancePolicy, ready: Vec<Arc<Member>>, all: &[Arc<Member>]) -> Self {
-        let weights = weights(&ready, all);
+    /// Returns a picker of the members that are ready, among `all`, in the same order. `before`: the ring of an earlier picker.
+    pub(super) fn new(
+        policy: BalancePolicy,
+        ready: Vec<Arc<Member>>,
+        all: &[Arc<Member>],
+        before: Option<Arc<Ring>>,
+    ) -> Self {
         let order = match policy {
             BalancePolicy::LeastLoaded => Order::LeastLoaded,
-            BalancePolicy::ByKey => Order::Ring(ring(&ready, &weights)),
-            _ if weights.iter().all(|weight| *weight == 1) => Order::InTurn,
-            _ => Order::Weighted(in_turn(&weights)),
+            BalancePolicy::ByKey => {
+                let of = all.iter().map(|member| Arc::clone(&member.name)).zip(weights(all)).collect();
+                Order::ByKey(Ring::of(of, before), places(&ready, all))
+            }
+            _ => {
+                let weights = weights(&ready);
+                match weights.iter().copied().max() {
+                    Some(heaviest) if heaviest > 1 => Order::Weighted(weights, heaviest),
+                    _ => Order::InTurn,
+                }
+            }
         };
         Self { ready, order, next: AtomicU64::new(0) }
+    }
+
+    /// Returns the ring of its keys, which the next picker may use.
+    pub(super) fn ring(&self) -> Option<Arc<Ring>> {
+        match &self.order {
+            Order::ByKey(ring, _) => Some(Arc::clone(ring)),
+            _ => None,
+        }
     }
 
     /// Returns the time, if the members' loads decide.
@@ -67,17 +86,14 @@ impl Picker {
         if len == 0 {
             return None;
         }
-        let turn = self.next.fetch_add(1, Ordering::Relaxed);
-        let first = match &self.order {
-            Order::InTurn => turn % len as u64,
-            Order::Weighted(turns) => u64::from(turns[(turn % turns.len() as u64) as usize]),
-            Order::LeastLoaded => now.map_or(0, |now| self.less_loaded(turn, now, avoid)),
-            Order::Ring(points) => match key {
-                Some(key) => u64::from(points[place(points, key)].1),
-                None => turn % len as u64,
-            },
+        let first = match (&self.order, key) {
+            (Order::Weighted(weights, heaviest), _) => self.by_weight(weights, u64::from(*heaviest)),
+            (Order::LeastLoaded, _) => now.map_or(0, |now| self.less_loaded(now, avoid)),
+            (Order::ByKey(ring, places), Some(key)) => {
+                ring.from(key).map(|index| places[index] as usize).find(|place| *place < len).unwrap_or(0)
+            }
+            _ => (self.turn() % len as u64) as usize,
         };
-        let first = first as usize;
         let member = &self.ready[first];
         if avoid.is_none()
             && let Some(taken) = takes(member)
@@ -85,19 +101,38 @@ impl Picker {
             return Some((member, taken));
         }
         match (&self.order, key) {
-            (Order::Ring(points), Some(key)) => {
-                let at = place(points, key);
-                let around = points[at..].iter().chain(&points[..at]);
-                best(around.map(|(_, index)| &self.ready[*index as usize]), avoid, takes)
+            (Order::ByKey(ring, places), Some(key)) => {
+                let around = ring.from(key).filter_map(|index| self.ready.get(places[index] as usize));
+                best(around, avoid, takes)
             }
             _ => best((0..len).map(|step| &self.ready[(first + step) % len]), avoid, takes),
         }
     }
 
+    fn turn(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Returns the next member by weight. Turns go around, and a member passes on some of its own, so that in as many rounds as the heaviest
+    /// weighs, it takes as many as it weighs, spread evenly (gRPC calls this static stride scheduling).
+    fn by_weight(&self, weights: &[u32], heaviest: u64) -> usize {
+        let len = weights.len() as u64;
+        loop {
+            let turn = self.turn();
+            let (round, index) = (turn / len % heaviest, turn % len);
+            let weight = u64::from(weights[index as usize]);
+            // Begins elsewhere for each, so that light ones do not all take the turns of one round.
+            let at = (weight * round + index * (heaviest / 2)) % heaviest;
+            if at + weight >= heaviest {
+                return index as usize;
+            }
+        }
+    }
+
     /// Returns the one of two members at random that has less to do.
-    fn less_loaded(&self, turn: u64, now: Instant, avoid: Option<&Arc<Member>>) -> u64 {
+    fn less_loaded(&self, now: Instant, avoid: Option<&Arc<Member>>) -> usize {
         let len = self.ready.len() as u64;
-        let random = mix(turn);
+        let random = mix(self.turn());
         let one = random % len;
         // Another one, if there is another.
         let other = (one + 1 + (random >> 32) % (len - 1).max(1)) % len;
@@ -109,17 +144,22 @@ impl Picker {
                 member.cost(now)
             }
         };
-        if one != other && cost(other) < cost(one) { other } else { one }
+        let less = if one != other && cost(other) < cost(one) { other } else { one };
+        less as usize
     }
 }
 
-/// Returns the place of the first point from a key on, around the ring. There is a point.
-fn place(points: &[(u64, u32)], key: u64) -> usize {
-    let key = mix(key);
-    match points.partition_point(|(point, _)| *point < key) {
-        at if at < points.len() => at,
-        _ => 0,
-    }
+/// Returns the index of each member in `ready`, which has some of them in their order.
+fn places(ready: &[Arc<Member>], all: &[Arc<Member>]) -> Vec<u32> {
+    let mut next = 0;
+    let place = |member: &Arc<Member>| match ready.get(next as usize) {
+        Some(ready) if Arc::ptr_eq(ready, member) => {
+            next += 1;
+            next - 1
+        }
+        _ => NONE,
+    };
+    all.iter().map(place).collect()
 }
 
 /// Returns the first member that takes the call and is not to be avoided, or the one that is.
@@ -139,11 +179,10 @@ fn best<'a, T>(
     last.and_then(|member| Some((member, takes(member)?)))
 }
 
-/// Returns weights from 1 to [`HEAVIEST`], in proportion. The scale follows from `all`, so a key's place on the ring does not depend on
-/// which members are ready.
-fn weights(ready: &[Arc<Member>], all: &[Arc<Member>]) -> Vec<u32> {
-    let of_all = || all.iter().map(|member| member.weight());
-    let (heaviest, lightest) = (of_all().max().unwrap_or(1), of_all().min().unwrap_or(1));
+/// Returns weights from 1 to [`HEAVIEST`], in proportion.
+fn weights(members: &[Arc<Member>]) -> Vec<u32> {
+    let weights = || members.iter().map(|member| member.weight());
+    let (heaviest, lightest) = (weights().max().unwrap_or(1), weights().min().unwrap_or(1));
     let scaled = |weight: u32| {
         if lightest == heaviest {
             return 1;
@@ -151,28 +190,7 @@ fn weights(ready: &[Arc<Member>], all: &[Arc<Member>]) -> Vec<u32> {
         let most = u64::from(heaviest.min(HEAVIEST));
         (u64::from(weight) * most / u64::from(heaviest)).max(1) as u32
     };
-    ready.iter().map(|member| scaled(member.weight())).collect()
-}
-
-/// Returns each index as often as its weight says, spread evenly.
-fn in_turn(weights: &[u32]) -> Vec<u32> {
-    let places = |(index, weight): (usize, &u32)| {
-        let weight = *weight;
-        (0..weight).map(move |place| ((f64::from(place) + 0.5) / f64::from(weight), index as u32))
-    };
-    let mut turns: Vec<_> = weights.iter().enumerate().flat_map(places).collect();
-    turns.sort_by(|a, b| a.0.total_cmp(&b.0));
-    turns.into_iter().map(|(_, index)| index).collect()
-}
-
-fn ring(members: &[Arc<Member>], weights: &[u32]) -> Vec<(u64, u32)> {
-    let mut points = Vec::new();
-    for ((index, member), weight) in members.iter().enumerate().zip(weights) {
-        let name = stable_hash(member.name().as_bytes());
-        points.extend((0..weight * POINTS).map(|point| (mix(name ^ mix(u64::from(point))), index as u32)));
-    }
-    points.sort_unstable();
-    points
+    weights().map(scaled).collect()
 }
 
 /// Spreads a number over all of 64 bits: the output function of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number

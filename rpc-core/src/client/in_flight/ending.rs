@@ -8,7 +8,10 @@ use tokio::time::Instant;
 
 use super::{InFlightCall, State};
 use crate::calls::Answered;
+use crate::client::Stub;
+use crate::client::balance::Picked;
 use crate::codec::{CodecError, Decode, from_payload};
+use crate::connection::Pending;
 use crate::context::parent_ended;
 use crate::proto::wire::ResponseKind;
 use crate::refusal::undecodable;
@@ -64,6 +67,7 @@ impl InFlightCall {
         let no_progress = self.no_progress();
         let (when, executed) = match &mut self.state {
             State::Sent(pending) => {
+                suspect_if_silent(&self.stub, self.picked.as_ref(), pending);
                 pending.give_up(1);
                 ("no answer".to_owned(), Executed::Maybe)
             }
@@ -102,6 +106,17 @@ impl InFlightCall {
         match source {
             Some(source) => late.with_source(source),
             None => late,
+        }
+    }
+
+    /// Handles the drop of a call that was not answered. At its deadline that may come first: when it is the deadline of the handler that
+    /// makes the call.
+    #[cold]
+    pub(super) fn given_up(&self) {
+        if let State::Sent(pending) = &self.state
+            && self.left() == Some(Duration::ZERO)
+        {
+            suspect_if_silent(&self.stub, self.picked.as_ref(), pending);
         }
     }
 
@@ -171,6 +186,13 @@ impl InFlightCall {
         let ours =
             method.map_or_else(String::new, |m| format!("; the caller's signature is `{}`", m.signature));
         status.map_message(|m| format!("{self}: {m}{ours}"))
+    }
+}
+
+/// Suspects the server of a call whose time is over, if it has sent nothing since the call was sent.
+fn suspect_if_silent(stub: &Stub, picked: Option<&Picked>, pending: &Pending) {
+    if pending.is_peer_silent() {
+        stub.channel().suspect(picked, pending.connection());
     }
 }
 

@@ -37,7 +37,7 @@ fn members(weights: &[u32]) -> Vec<Arc<Member>> {
 
 /// Returns a picker of members that are all there are.
 fn picker(policy: BalancePolicy, members: Vec<Arc<Member>>) -> Picker {
-    Picker::new(policy, members.clone(), &members)
+    Picker::new(policy, members.clone(), &members, None)
 }
 
 /// Returns how many of the calls each member gets.
@@ -50,7 +50,8 @@ fn shares(picker: &Picker, calls: u32, takes: impl Fn(&Member) -> bool + Copy) -
                     .pick(None, Some(Instant::now()), None, |member| takes(member).then_some(()))
                     .unwrap()
                     .0
-                    .name()
+                    .name
+                    .as_ref()
                     .to_owned(),
             )
             .or_insert(0) += 1;
@@ -62,12 +63,11 @@ fn shares(picker: &Picker, calls: u32, takes: impl Fn(&Member) -> bool + Copy) -
 async fn round_robin_goes_by_weight_and_passes_over_the_dead() {
     let even = picker(BalancePolicy::RoundRobin, members(&[1, 1, 1]));
     assert_eq!(shares(&even, 300, |_| true), [100, 100, 100]);
-    assert_eq!(shares(&even, 300, |member| member.name() != "1"), [100, 0, 200]);
+    assert_eq!(shares(&even, 300, |member| member.name.as_ref() != "1"), [100, 0, 200]);
     let weighted = picker(BalancePolicy::RoundRobin, members(&[3, 1, 2]));
     assert_eq!(shares(&weighted, 600, |_| true), [300, 100, 200]);
     // No run of one member is longer than it must be.
-    let Order::Weighted(turns) = &weighted.order else { panic!("{weighted:?}") };
-    assert_eq!(turns.len(), 6);
+    let turns: Vec<_> = (0..18).map(|_| shares(&weighted, 1, |_| true)).collect();
     assert!(turns.windows(3).all(|run| run.iter().any(|turn| *turn != run[0])), "{turns:?}");
     let huge = picker(BalancePolicy::RoundRobin, members(&[u32::MAX, 1]));
     assert_eq!(shares(&huge, 101, |_| true), [100, 1]);
@@ -83,11 +83,13 @@ async fn the_server_that_failed_comes_last() {
         for key in 0..100 {
             let picked =
                 picker.pick(Some(key), Some(Instant::now()), Some(&members[0]), |_| Some(())).unwrap().0;
-            assert_eq!(picked.name(), "1", "{policy:?}");
+            assert_eq!(picked.name.as_ref(), "1", "{policy:?}");
         }
-        let only =
-            picker.pick(Some(1), None, Some(&members[0]), |m| (m.name() == "0").then_some(())).unwrap().0;
-        assert_eq!(only.name(), "0", "it is better than none");
+        let only = picker
+            .pick(Some(1), None, Some(&members[0]), |m| (m.name.as_ref() == "0").then_some(()))
+            .unwrap()
+            .0;
+        assert_eq!(only.name.as_ref(), "0", "it is better than none");
     }
 }
 
@@ -95,23 +97,23 @@ async fn the_server_that_failed_comes_last() {
 async fn a_key_stays_where_it_is_when_others_come_and_go() {
     let all = members(&[1; 10]);
     let (ten, nine) = (
-        Picker::new(BalancePolicy::ByKey, all.clone(), &all),
-        Picker::new(BalancePolicy::ByKey, all[..9].to_vec(), &all),
+        Picker::new(BalancePolicy::ByKey, all.clone(), &all, None),
+        Picker::new(BalancePolicy::ByKey, all[..9].to_vec(), &all, None),
     );
     let mut counts = [0; 10];
     let mut moved = 0;
     for key in 0..10_000 {
         let name = |picker: &Picker| -> usize {
-            picker.pick(Some(key), None, None, |_| Some(())).unwrap().0.name().parse().unwrap()
+            picker.pick(Some(key), None, None, |_| Some(())).unwrap().0.name.as_ref().parse().unwrap()
         };
         let (before, after) = (name(&ten), name(&nine));
         counts[before] += 1;
         assert!(before == after || before == 9, "key {key} moved from {before} to {after}");
         moved += usize::from(before != after);
         // A member that is not connected hands its keys on, and gets them back.
-        let others = |member: &Member| (member.name() != before.to_string()).then_some(());
+        let others = |member: &Member| (member.name.as_ref() != before.to_string()).then_some(());
         let (beside, ()) = ten.pick(Some(key), None, None, others).unwrap();
-        assert_ne!(beside.name(), before.to_string());
+        assert_ne!(beside.name.as_ref(), before.to_string());
     }
     assert_eq!(moved, counts[9]);
     assert!(counts.iter().all(|count| (700..1300).contains(count)), "{counts:?}");
@@ -121,14 +123,84 @@ async fn a_key_stays_where_it_is_when_others_come_and_go() {
 async fn a_key_stays_where_it_is_when_the_heaviest_is_lost() {
     let all = members(&[2, 2, 3]);
     let (three, two) = (
-        Picker::new(BalancePolicy::ByKey, all.clone(), &all),
-        Picker::new(BalancePolicy::ByKey, all[..2].to_vec(), &all),
+        Picker::new(BalancePolicy::ByKey, all.clone(), &all, None),
+        Picker::new(BalancePolicy::ByKey, all[..2].to_vec(), &all, None),
     );
     for key in 0..1000 {
-        let name =
-            |picker: &Picker| picker.pick(Some(key), None, None, |_| Some(())).unwrap().0.name().to_owned();
+        let name = |picker: &Picker| {
+            picker.pick(Some(key), None, None, |_| Some(())).unwrap().0.name.as_ref().to_owned()
+        };
         let before = name(&three);
         assert!(*before == *"2" || before == name(&two), "key {key} moved");
+    }
+}
+
+/// Returns the member of each of many keys.
+fn owners(picker: &Picker) -> Vec<String> {
+    let owner = |key| picker.pick(Some(key), None, None, |_| Some(())).unwrap().0.name.as_ref().to_owned();
+    (0..20_000).map(owner).collect()
+}
+
+#[tokio::test]
+async fn the_ring_of_a_thousand_members_is_bounded_and_made_for_other_members_only() {
+    let weight = |index: u32| 1 + index % 100;
+    let all = members(&(0..1001).map(weight).collect::<Vec<_>>());
+    let most = &all[..1000];
+    let picker = |ready: &[_], all: &[_], before: &Option<_>| {
+        Picker::new(BalancePolicy::ByKey, ready.to_vec(), all, before.clone())
+    };
+    let before = picker(most, most, &None);
+    let ring = before.ring();
+    // Each has at least a point, so there are up to as many more as there are members.
+    let points = ring.as_ref().unwrap().len();
+    assert!((60_000..66_600).contains(&points), "{points}");
+
+    // One that is not ready leaves the ring as it is, and its own keys move alone.
+    let without = picker(&most[1..], most, &ring);
+    assert!(Arc::ptr_eq(&without.ring().unwrap(), ring.as_ref().unwrap()));
+    let moved = owners(&before).into_iter().zip(owners(&without)).filter(|(old, new)| old != new);
+    assert!(moved.into_iter().all(|(old, _)| old == "0"));
+
+    // Another member makes another ring, where few keys move: its own, and a point of some members.
+    let with = picker(&all, &all, &ring);
+    let (old, new) = (owners(&before), owners(&with));
+    let moved = old.iter().zip(&new).filter(|(old, new)| old != new).count();
+    assert!(moved < 20_000 / 50, "{moved}");
+
+    // Shares follow the weights.
+    let share = |heavy: bool| {
+        let is_so = |name: &&String| (weight(name.parse().unwrap()) > 50) == heavy;
+        old.iter().filter(is_so).count() as f64
+    };
+    let ratio = share(true) / share(false);
+    assert!((2.6..3.3).contains(&ratio), "{ratio}, for 3775 to 1275");
+}
+
+#[tokio::test]
+async fn keys_and_loads_are_shared_by_weight() {
+    // Several of each weight, because the shares of keys differ by a tenth.
+    let weights = [1, 2, 4];
+    let all: Vec<u32> = (0..15).map(|index| weights[index % 3]).collect();
+    let kind = |name: &str| name.parse::<usize>().unwrap() % 3;
+    let by_key = picker(BalancePolicy::ByKey, members(&all));
+    let mut keys = [0_u32; 3];
+    owners(&by_key).iter().for_each(|name| keys[kind(name)] += 1);
+    let least_loaded = picker(BalancePolicy::LeastLoaded, members(&all));
+    // With all calls in progress, each has as many as its weight says.
+    let mut loads = [0_u32; 3];
+    let mut calls = Vec::new();
+    for _ in 0..7000 {
+        let now = Some(Instant::now());
+        let (member, ()) = least_loaded.pick(None, now, None, |_| Some(())).unwrap();
+        loads[kind(member.name.as_ref())] += 1;
+        calls.push(Picked::new(member.clone(), now));
+    }
+    for shares in [keys, loads] {
+        let all: u32 = shares.iter().sum();
+        for (share, weight) in shares.iter().zip(weights) {
+            let part = f64::from(*share) / f64::from(all) * 7.0 / f64::from(weight);
+            assert!((0.8..1.2).contains(&part), "{shares:?}");
+        }
     }
 }
 

@@ -1,7 +1,5 @@
 //! Memory that a client makes a server hold in ways that are easily overlooked. All of it counts.
 
-#![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
-
 mod support;
 
 use std::ops::RangeInclusive;

@@ -126,7 +126,7 @@ const OFFENCES: &[(&str, Offence)] = &[
         let payload = Payload::new(Bytes::new(), vec![Bytes::new(); 30_000]);
         let end = EndHead { reason: EndReason::Completed, items: 0 };
         let end = whole(Content { payload, ..Content::default() }, |content, out| {
-            end.encode(content, out).unwrap()
+            end.encode(content, out).unwrap();
         });
         p.session_frame(FrameType::END, 1, 0, end);
     }),

@@ -64,7 +64,7 @@ pub trait LinkHandler: Send + Sync {
     fn batch_end(&self) {}
 
     /// Called when the memory of the link's receive buffers has changed, with its size in bytes. A [buffer](Self::buffer) of the
-    /// handler does not count, nor the few KiB that every link has. The link need not report its end: then it has none.
+    /// handler does not count, nor the few KiB that every link has. When the link ends, it has freed them.
     fn holds(&self, bytes: usize) {
         let _ = bytes;
     }

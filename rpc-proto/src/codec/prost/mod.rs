@@ -27,7 +27,7 @@ impl<const MESSAGE: usize> Codec for Prost<MESSAGE> {
     const ARGUMENTS: usize = 1;
 }
 
-/// What counts for each field, in bytes.
+/// The memory that each field counts as, in bytes.
 const FIELD: usize = 32;
 
 impl<T: Message, const MESSAGE: usize> Encode<T> for Prost<MESSAGE> {
@@ -42,7 +42,7 @@ fn malformed(error: DecodeError) -> CodecError {
 }
 
 impl<const MESSAGE: usize> Prost<MESSAGE> {
-    /// The memory of a message that is no longer than this need not be counted. Two bytes may be a message within it. In bytes.
+    /// The longest message whose memory need not be counted, in bytes. Two of its bytes may be a message within it.
     const SHORT: usize = 2 * FREE as usize / MESSAGE.saturating_add(FIELD);
 }
 

@@ -54,7 +54,9 @@ pub(crate) fn command(args: impl Iterator<Item = String>) -> Result<u8> {
             other => return Err(Failure::usage(format!("demo takes `--tls` or nothing, not `{other}`"))),
         }
     }
-    let setup = Setup { client: build(tls)?, tls: tls.then(certificates).transpose()?, data: data() };
+    let features: &[_] = if tls { &["--release", "--features", "tls-ring"] } else { &["--release"] };
+    let setup =
+        Setup { client: build(features, "release")?, tls: tls.then(certificates).transpose()?, data: data() };
     let shown: Vec<_> = setup.data.iter().map(|d| d.display().to_string()).collect();
     println!("data: every file of {}\n", shown.join(" and "));
 
@@ -71,22 +73,30 @@ pub(crate) fn command(args: impl Iterator<Item = String>) -> Result<u8> {
     };
     print_table(&tcp, Some(&rdma));
     println!("Times are no comparison: without a device the RDMA run is in an emulated machine.");
-    check(&tcp, &rdma, tls)?;
+    check("TCP", &tcp, tls)?;
+    check("RDMA", &rdma, tls)?;
+    check_share(&rdma)?;
     Ok(0)
 }
 
-/// Builds the two programs; the client's path.
-fn build(tls: bool) -> Result<PathBuf> {
+/// Runs the half over TCP with TLS, with few files and the programs that the tests have built.
+pub(crate) fn brief() -> Result<()> {
+    let client = build(&["--all-features"], "debug")?;
+    let data = vec![host::workspace_dir().join("docs")];
+    let report = run_here(&Setup { client, tls: Some(certificates()?), data }, "tcp")?;
+    print_table(&report, None);
+    check("TCP", &report, true)
+}
+
+/// Builds the two programs with these arguments. Returns the client's path.
+fn build(arguments: &[&str], profile: &str) -> Result<PathBuf> {
     let mut build = host::cargo();
-    build.args(["build", "--release", "--example", "kv-server", "--example", "kv-client"]);
-    if tls {
-        build.args(["--features", "tls-ring"]);
-    }
+    build.args(["build", "--example", "kv-server", "--example", "kv-client"]).args(arguments);
     let status = build.current_dir(host::workspace_dir()).status().context("cargo build")?;
     if !status.success() {
         return Err(Failure::failed("the examples do not build"));
     }
-    Ok(host::target_dir()?.join("release/examples/kv-client"))
+    Ok(host::target_dir()?.join(profile).join("examples/kv-client"))
 }
 
 /// Makes a CA, and a certificate of it for both ends. Writes the configuration, and returns its path.
@@ -201,15 +211,18 @@ fn print_table(tcp: &Report, rdma: Option<&Report>) {
     println!();
 }
 
-fn check(tcp: &Report, rdma: &Report, tls: bool) -> Result<()> {
-    for (name, report) in [("TCP", tcp), ("RDMA", rdma)] {
-        if tls && !report.get("encryption").is_some_and(|how| how.starts_with("yes")) {
-            return Err(Failure::failed(format!("{name} was not encrypted")));
-        }
-        if report.get("mismatches").map(String::as_str) != Some("0") {
-            return Err(Failure::failed(format!("over {name} not every file came back as it was")));
-        }
+/// Checks that every file came back, and encrypted if it had to be.
+fn check(transport: &str, report: &Report, tls: bool) -> Result<()> {
+    if tls && !report.get("encryption").is_some_and(|how| how.starts_with("yes")) {
+        return Err(Failure::failed(format!("{transport} was not encrypted")));
     }
+    if report.get("mismatches").map(String::as_str) != Some("0") {
+        return Err(Failure::failed(format!("over {transport} not every file came back as it was")));
+    }
+    Ok(())
+}
+
+fn check_share(rdma: &Report) -> Result<()> {
     let share = rdma.get("payload share of TCP").and_then(|s| s.trim_end_matches(" %").parse::<f64>().ok());
     match share {
         Some(share) if share < TCP_SHARE_PERCENT => Ok(()),

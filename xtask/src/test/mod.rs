@@ -10,6 +10,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use crate::bench;
+use crate::demo;
 use crate::failure::{Failure, Result};
 use crate::fuzz;
 use crate::host::{self, TempDir, cargo};
@@ -36,6 +37,7 @@ const STEPS: &[Step] = &[
     ("tidy", |_| tidy::check()),
     ("clippy", Run::clippy),
     ("test", Run::tests),
+    ("demo", |_| demo::brief()),
     ("loom", Run::loom),
     ("doc", Run::doc),
     ("deny", Run::deny),

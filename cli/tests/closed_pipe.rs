@@ -21,7 +21,7 @@ fn unread(arguments: &[&str]) -> i32 {
 }
 
 #[test]
-fn what_says_nothing_of_servers_ends_quietly() {
+fn commands_about_no_server_end_quietly() {
     for arguments in [
         &["--help"][..],
         &["help", "perf"],
@@ -38,7 +38,7 @@ fn what_says_nothing_of_servers_ends_quietly() {
 }
 
 #[test]
-fn what_asks_a_server_ends_quietly() {
+fn commands_that_ask_a_server_end_quietly() {
     let server = Server::start(&["--admin"]);
     let address = server.address.as_str();
     for arguments in [

@@ -121,8 +121,6 @@ fn section(text: &mut String, title: &str, refused: &[Refused]) -> std::fmt::Res
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
-
     use super::*;
     use crate::call::Forms;
     use crate::call::protobuf::Messages;

@@ -228,8 +228,6 @@ impl Sum {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
-
     use super::*;
     use crate::call::protobuf::Messages;
     use crate::mutations;

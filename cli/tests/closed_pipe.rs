@@ -2,13 +2,11 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
-mod common;
 mod serving;
 
 use std::io::pipe;
 use std::process::{Command, Stdio};
 
-use common::complaint;
 use serving::Server;
 
 /// Runs the command with nobody who reads. Returns its exit status.
@@ -18,12 +16,12 @@ fn unread(arguments: &[&str]) -> i32 {
     drop(reader);
     let mut command = Command::new(env!("CARGO_BIN_EXE_farcall"));
     let output = command.args(arguments).stdout(writer).stderr(Stdio::piped()).output().unwrap();
-    assert_eq!(complaint(&output), "", "{arguments:?}");
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{arguments:?}");
     output.status.code().unwrap_or_else(|| panic!("{arguments:?}: {:?}", output.status))
 }
 
 #[test]
-fn what_says_nothing_of_servers_ends_quietly() {
+fn commands_about_no_server_end_quietly() {
     for arguments in [
         &["--help"][..],
         &["help", "perf"],
@@ -40,7 +38,7 @@ fn what_says_nothing_of_servers_ends_quietly() {
 }
 
 #[test]
-fn what_asks_a_server_ends_quietly() {
+fn commands_that_ask_a_server_end_quietly() {
     let server = Server::start(&["--admin"]);
     let address = server.address.as_str();
     for arguments in [

@@ -225,9 +225,9 @@ impl Memlock {
         // This registration is one of several, and pools grow to what is configured.
         let need = self.in_use.saturating_add(self.asked).max(self.configured).div_ceil(1024);
         format!(
-            "raise the limit to {need} KiB, which the configuration allows (`rdma.memory` and `rdma.bulk_memory`): `ulimit -l {need}` up \
-             to the hard limit, which is {}; above it a `memlock` line in /etc/security/limits.conf, LimitMEMLOCK=infinity in a systemd unit, or \
-             `docker run --ulimit memlock=-1`",
+            "raise the limit to {need} KiB, enough for all of `rdma.memory` and `rdma.bulk_memory`: `ulimit -l {need}` up to the \
+             hard limit, which is {}; above it a `memlock` line in /etc/security/limits.conf, LimitMEMLOCK=infinity in a \
+             systemd unit, or `docker run --ulimit memlock=-1`",
             Limit(self.hard)
         )
     }

@@ -17,12 +17,12 @@ pub(super) fn render(earlier: &Results, now: &Results) -> String {
 
 fn write(text: &mut String, earlier: &Results, now: &Results) -> std::fmt::Result {
     let width = now.outcomes.iter().map(|outcome| outcome.case.name().chars().count()).max().unwrap_or(0);
-    writeln!(
-        text,
-        "{BOLD}{:<width$}    calls/s      p50      p99{BOLD:#}",
-        format!("against the run of {}", if earlier.date.is_empty() { "then" } else { &earlier.date }),
-        width = width
-    )?;
+    let title = match earlier.date.as_str() {
+        "" => "against an earlier run".to_owned(),
+        date => format!("against the run of {date}"),
+    };
+    let columns = format!("{:width$}  {:>7}  {:>7}  {:>7}", "", "calls/s", "p50", "p99");
+    writeln!(text, "{BOLD}{}\n  {columns}{BOLD:#}", foreign(&title))?;
     for outcome in &now.outcomes {
         let name = outcome.case.name();
         let Some(old) = earlier.outcomes.iter().find(|old| old.case == outcome.case) else {

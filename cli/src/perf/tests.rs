@@ -1,5 +1,3 @@
-#![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
-
 use anstream::adapter::strip_str;
 use serde_json::json;
 
@@ -55,7 +53,7 @@ fn the_chart_has_a_bar_for_each_median_and_the_longest_for_the_slowest() {
 }
 
 #[test]
-fn what_two_runs_had_otherwise_is_named() {
+fn differences_of_two_runs_are_named() {
     let now = parsed(results());
     assert!(!compare::render(&now, &now).contains("then,"), "{}", compare::render(&now, &now));
     let mut earlier = results();

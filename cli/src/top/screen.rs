@@ -93,7 +93,7 @@ impl Resizes {
             return;
         }
         // The next look sees the size.
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 }
 

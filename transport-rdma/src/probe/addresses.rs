@@ -83,7 +83,11 @@ fn wrong_netdev(view: &View<'_>, netdev: &str) -> Option<Finding> {
         IpAddr::V4(v4) => !v4.is_loopback() && !v4.is_link_local(),
         IpAddr::V6(v6) => !v6.is_loopback() && !v6.is_unicast_link_local(),
     };
-    let better = view.interfaces.iter().find(|other| other.name != netdev && is_routable(other.address))?;
+    // None of its own: else the configuration has chosen the link-local one.
+    let better = view.interfaces.iter().find(|interface| is_routable(interface.address))?;
+    if view.interfaces.iter().any(|own| own.name == netdev && is_routable(own.address)) {
+        return None;
+    }
     let (name, other) = (&device.name, &better.name);
     let seen =
         format!("{name} is Soft-RoCE on {netdev}, which has no IP address; {other} has {}", better.address);

@@ -1,5 +1,3 @@
-#![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
-
 use anstream::adapter::strip_str;
 use unicode_width::UnicodeWidthStr;
 

@@ -108,7 +108,7 @@ fn packets_that_are_smaller_than_the_interface_takes_are_found() {
     assert_eq!(found(Some(9000), "sim1"), None);
 }
 
-/// What the kernel says of a device like the simulated one.
+/// The answers of a machine with a device like the simulated one.
 const SIM: &str = "\
 == /sys/class/infiniband/
 sim0

@@ -66,6 +66,8 @@ fn soft_roce_on_the_wrong_interface_is_told_with_the_right_one() {
     assert!(wrong.fix.contains(fix), "{}", wrong.fix);
     // Without a link-local address on the interface nothing is sent at all.
     assert_eq!(examined("eth1 10.1.2.3/24\n").severity, Fault);
+    // Its own has an address, which is not chosen.
+    assert_eq!(examined("eth0 10.9.9.9/24\neth1 10.1.2.3/24\n").code, "link-local");
     // No interface would be better.
     assert_eq!(examined("eth0 fe80::ff:fe00:1/64\neth1 fe80::2/64\n").code, "link-local");
     assert_eq!(examined("eth1 fe80::2/64\n").code, "no-ip-address");

@@ -49,9 +49,10 @@ impl Acceptor {
     }
 
     /// Begins the TLS session of a connection, if it is to have one.
-    fn session(&self) -> io::Result<Option<Session>> {
+    async fn session(&self) -> io::Result<Option<Session>> {
         #[cfg(feature = "tls")]
         if let Some(tls) = self.tls.as_ref().filter(|_| !self.listening.is_unix()) {
+            tls.refresh().await;
             return tls.session().map(Some).map_err(io::Error::other);
         }
         Ok(None)
@@ -69,9 +70,10 @@ impl Acceptor {
         }
     }
 
-    /// Takes the next connection. Cancel safe. Errors that concern one connection are passed over; when the process has
-    /// no more file descriptors it waits for some, and says so in the log. When the application's connections end, it waits for
-    /// ever.
+    /// Takes the next connection. Errors that concern one connection are passed over; when the process has no more file
+    /// descriptors it waits for some, and says so in the log. When the application's connections end, it waits for ever.
+    ///
+    /// Cancel safe, but for one case: a connection is closed if it was accepted and waits for the files of TLS to be read again.
     pub async fn accept(&self) -> Arc<TcpLink> {
         loop {
             // After the others' turn. Where many connect, the runtime would let 128 of them in first, which takes 10 ms.
@@ -79,7 +81,7 @@ impl Acceptor {
             match self.next().await {
                 Ok(stream) => {
                     let (_, peer) = stream.addresses();
-                    let link = self.session().and_then(|tls| TcpLink::new(stream, &self.config, tls));
+                    let link = self.session().await.and_then(|tls| TcpLink::new(stream, &self.config, tls));
                     match link {
                         Ok(link) => return link,
                         Err(error) => {

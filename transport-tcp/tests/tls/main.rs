@@ -5,6 +5,7 @@
 #[path = "../../../tests/authority/mod.rs"]
 mod authority;
 mod openssl;
+mod reloading;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -256,56 +257,6 @@ async fn a_client_that_does_not_ask_for_farcall_is_left() {
         assert!(why.contains(words) && why.contains("farcall"), "{why}");
         bare.join().unwrap();
     }
-}
-
-#[tokio::test]
-async fn files_are_read_again() {
-    let authority = Authority::new("ca");
-    let near = client(&authority.issue("a", with_serial));
-    let mut files = authority.issue("b", as_it_is);
-    let far = server(&files);
-    let subject = async |near: &TlsClient| {
-        met(Some(near), Some(&far)).await[0].clone().map(|id| id.unwrap().certificates.clone())
-    };
-    let before = subject(&near).await.unwrap();
-    assert_eq!(subject(&near).await.unwrap(), before);
-    // A new certificate in the old place. The client could resume its session, and may not.
-    authority.issue("b", as_it_is);
-    far.reload().unwrap();
-    let after = subject(&near).await.unwrap();
-    assert_ne!(after, before);
-    // A key that can't be used is not used.
-    authority.write("b.key", "nonsense");
-    let error = far.reload().unwrap_err().to_string();
-    assert!(error.starts_with("tls.key: ") && error.contains("b.key"), "{error}");
-    assert_eq!(subject(&near).await.unwrap(), after);
-    // A client that was fine is revoked.
-    authority.issue("b", as_it_is);
-    files.crl = Some(authority.revoke());
-    let far = server(&files);
-    let [_, at_server] = met(Some(&near), Some(&far)).await;
-    assert!(at_server.unwrap_err().contains("it was revoked, says a list in tls.crl"));
-    let other = client(&authority.issue("c", as_it_is));
-    assert!(met(Some(&other), Some(&far)).await[1].is_ok());
-}
-
-#[tokio::test]
-async fn files_that_change_are_noticed() {
-    let authority = Authority::new("ca");
-    let near = client(&authority.issue("a", as_it_is));
-    let mut files = authority.issue("b", as_it_is);
-    files.reload_s = 1;
-    let far = server(&files);
-    let presented =
-        async || met(Some(&near), Some(&far)).await[0].clone().unwrap().unwrap().certificates.clone();
-    let before = presented().await;
-    authority.issue("b", for_servers);
-    let noticed = async {
-        while presented().await == before {
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, noticed).await.expect("the new certificate is not used");
 }
 
 #[test]

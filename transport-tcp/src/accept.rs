@@ -30,21 +30,21 @@ impl Acceptor {
     ///
     /// The system's, with the address.
     pub async fn bind(listener: impl Into<Listener>, config: TcpConfig) -> io::Result<Self> {
-        let listening = listener.into().listen(&config).await?;
+        let listener = listener.into();
         Ok(Self {
-            listening,
-            config,
             #[cfg(feature = "tls")]
-            tls: None,
+            tls: listener.tls.clone(),
+            listening: listener.listen(&config).await?,
+            config,
         })
     }
 
-    /// Encrypts the connections that are accepted from now on, unless this listens on a Unix-domain socket. Connections that the
-    /// application accepts are encrypted, whatever their kind.
+    /// Encrypts the connections that are accepted from now on, unless the listener has [TLS of its own](Listener::tls), or this listens
+    /// on a Unix-domain socket. Connections that the application accepts are encrypted, whatever their kind.
     #[cfg(feature = "tls")]
     #[must_use]
     pub fn with_tls(mut self, tls: TlsServer) -> Self {
-        self.tls = Some(tls);
+        self.tls.get_or_insert(tls);
         self
     }
 

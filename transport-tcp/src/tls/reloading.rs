@@ -1,7 +1,7 @@
 //! A configuration of rustls that can be replaced, and is read again when its files change.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, SystemTime};
 
 use tokio::time::{Instant, timeout};
@@ -90,7 +90,12 @@ impl<C: Send + Sync + 'static> Reloading<C> {
     }
 
     fn reload_if_changed(&self) {
-        let _reading = lock(&self.reading);
+        let _reading = match self.reading.try_lock() {
+            Ok(reading) => reading,
+            Err(TryLockError::Poisoned(error)) => error.into_inner(),
+            // A thread reads them now, or hangs there. More threads must not pile up behind it.
+            Err(TryLockError::WouldBlock) => return,
+        };
         let Some((files, _)) = &self.files else { return };
         if files.stamps() == self.current().stamps {
             return;

@@ -15,7 +15,7 @@ use farcall::tls::rustls::{
     CipherSuite, ClientConfig, RootCertStore, ServerConfig, SupportedProtocolVersion, version,
 };
 use farcall::tls::{self, TlsClient, TlsConfig, TlsServer};
-use farcall::{Bytes, Channel, Code, Config, Executed, Reason, Server, Status, rdma};
+use farcall::{Bytes, Channel, Code, Config, Executed, Policy, Reason, Server, Status, rdma};
 
 use authority::{Authority, as_it_is};
 
@@ -123,6 +123,26 @@ async fn calls_of_all_sizes_go_by_sealed_links_with_every_cipher() {
         assert_eq!(connection.transport().name, "rdma");
         let traffic = connection.traffic();
         assert!(traffic.upgraded.bytes_sent > 5 << 20 && traffic.stream.bytes_sent < 8192, "{traffic:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rdma_is_used_whether_it_is_asked_for_or_left_to_both_ends() {
+    let authority = Authority::new("ca");
+    let files = authority.issue("echo", as_it_is);
+    let (server, client) = Terms { version: &version::TLS13, suite: None }.ends(&files);
+    let address = serve(server, None).await;
+    for (scheme, policy) in
+        [("rdma+tls", None), ("farcall+tls", Some(Policy::Auto)), ("farcall", None), ("tcp+tls", None)]
+    {
+        let mut config = config(None);
+        config.transport = policy;
+        let channel = Channel::builder().config(config).tls(client.clone());
+        let channel = channel.connect(&format!("{scheme}://{address}")).await.unwrap();
+        call_with_all_sizes(&channel).await;
+        let connection = channel.connection().await.unwrap();
+        let expected = if scheme == "tcp+tls" { "tcp" } else { "rdma" };
+        assert_eq!((connection.transport().name, connection.is_encrypted()), (expected, true), "{scheme}");
     }
 }
 

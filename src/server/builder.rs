@@ -189,7 +189,8 @@ impl ServerBuilder {
     }
 
     /// Encrypts all connections, except those of Unix-domain sockets that the server listens on. [Connections](Listener::incoming) that
-    /// the application accepts are encrypted, whatever their kind. Without this, the configuration's section `[tls]` counts.
+    /// the application accepts are encrypted, whatever their kind. Without this, the configuration's section `[tls]` counts. A source of
+    /// connections may have [TLS of its own](Listener::tls).
     #[cfg(feature = "tls")]
     pub fn tls(mut self, tls: TlsServer) -> Self {
         self.tls = Some(tls);

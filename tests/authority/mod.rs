@@ -82,11 +82,10 @@ impl Authority {
         files
     }
 
-    /// Writes a list on which the certificate with the serial number [`SERIAL`] is.
-    pub(crate) fn revoke(&self) -> PathBuf {
-        let serial = SerialNumber::from(SERIAL);
-        let one = RevokedCertParams {
-            serial_number: serial.clone(),
+    /// Writes the list of the certificates that were revoked, by their serial numbers, in place of the list before.
+    pub(crate) fn revoke(&self, serials: &[u64]) -> PathBuf {
+        let one = |&serial: &u64| RevokedCertParams {
+            serial_number: SerialNumber::from(serial),
             revocation_time: date_time_ymd(2024, 1, 1),
             reason_code: None,
             invalidity_date: None,
@@ -96,7 +95,7 @@ impl Authority {
             next_update: date_time_ymd(2124, 1, 1),
             crl_number: SerialNumber::from(1),
             issuing_distribution_point: None,
-            revoked_certs: vec![one],
+            revoked_certs: serials.iter().map(one).collect(),
             key_identifier_method: KeyIdMethod::Sha256,
         };
         self.write("revoked.pem", &list.signed_by(&self.issuer).unwrap().pem().unwrap())

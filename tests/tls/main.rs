@@ -11,6 +11,7 @@ mod log;
 #[path = "../process/mod.rs"]
 mod process;
 mod secrets;
+mod several;
 
 use std::time::Duration;
 
@@ -23,7 +24,7 @@ use farcall::{
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use authority::{Authority, as_it_is, expired};
+use authority::{Authority, SERIAL, as_it_is, expired, with_serial};
 
 #[farcall::service(package = "test")]
 trait Desk {
@@ -117,6 +118,22 @@ async fn encryption_does_not_keep_a_session_from_rdma() {
 }
 
 #[tokio::test]
+async fn rdma_that_is_asked_for_is_not_replaced_by_tcp() {
+    let authority = Authority::new("ca");
+    let address = serve(with(authority.issue("desk", as_it_is))).await;
+    // This machine may have a device.
+    match connect("rdma+tls", &address, with(authority.issue("ann", as_it_is))).await {
+        Ok(channel) => assert_eq!(channel.transport().await.unwrap().name, "rdma"),
+        Err(error) => {
+            assert_eq!((error.code(), error.executed()), (Code::Unavailable, Executed::No), "{error}");
+            let channel = connect("farcall+tls", &address, with(authority.issue("ann", as_it_is))).await;
+            let why = channel.unwrap().transport().await.unwrap().why_not_rdma.unwrap();
+            assert!(error.message().contains(&why.to_string()), "{error}, not {why}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn callers_are_authorised_by_who_they_are() {
     let authority = Authority::new("ca");
     let mut files = authority.issue("desk", as_it_is);
@@ -201,6 +218,54 @@ async fn certificates_are_replaced_while_a_server_runs() {
     assert_eq!(name().await.0, "spiffe://example.org/two");
     // Connections go on.
     DeskClient::new(&old).echo("x").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_client_that_is_revoked_while_a_server_runs_does_not_come_back() {
+    let authority = Authority::new("ca");
+    let mut files = authority.issue("desk", as_it_is);
+    files.crl = Some(authority.revoke(&[]));
+    let tls = TlsServer::from_files(&files).unwrap();
+    let server = Server::builder().add(DeskServer::new(Office)).tls(tls.clone());
+    let server = server.bind("127.0.0.1:0").await.unwrap();
+    let address = server.local_addr().to_string();
+    tokio::spawn(server.serve());
+    let (ann, bob) = (authority.issue("ann", with_serial), authority.issue("bob", as_it_is));
+    let old = connect("tcp", &address, with(ann.clone())).await.unwrap();
+    authority.revoke(&[SERIAL]);
+    tls.reload().unwrap();
+    let error = connect("tcp", &address, with(ann)).await.unwrap_err();
+    assert_eq!((error.code(), error.executed()), (Code::Unavailable, Executed::No));
+    assert!(error.message().contains("this side's certificate was revoked"), "{error}");
+    // Connections go on.
+    DeskClient::new(&old).echo("x").await.unwrap();
+    let other = connect("tcp", &address, with(bob)).await.unwrap();
+    DeskClient::new(&other).echo("x").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_handshake_that_is_not_finished_ends_when_its_time_is_over() {
+    let authority = Authority::new("ca");
+    let mut config = with(authority.issue("desk", as_it_is));
+    config.liveness.connect_ms = 300;
+    let address = serve(config).await;
+    let channel = connect("tcp", &address, with(authority.issue("ann", as_it_is))).await.unwrap();
+    for begin in [&[][..], &[22, 3, 1, 2, 0, 1, 0]] {
+        let mut socket = TcpStream::connect(&address).await.unwrap();
+        socket.write_all(begin).await.unwrap();
+        let ended = async { while !matches!(socket.read(&mut [0; 100]).await, Ok(0) | Err(_)) {} };
+        tokio::time::timeout(Duration::from_secs(60), ended).await.expect("it does not end");
+    }
+    // One that goes on and on has no more time.
+    let mut socket = TcpStream::connect(&address).await.unwrap();
+    socket.write_all(&[22, 3, 1, 0, 4, 1, 0, 0xff, 0xff]).await.unwrap();
+    let endless = async {
+        while socket.write_all(&[22, 3, 1, 0, 1, 0]).await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), endless).await.expect("it does not end");
+    DeskClient::new(&channel).echo("x").await.unwrap();
 }
 
 /// A configuration of rustls' own.

@@ -6,11 +6,15 @@
 mod near;
 mod sessions;
 
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use farcall_core::class::TrafficClass;
+use farcall_rdma::testing::sim::{Crossing, Fabric};
 use farcall_rdma::{Completion, RdmaConfig};
 
+use near::TEXTS_PER_KEY;
 use sessions::{Setup, argument, sealed_by, setup, setup_with};
 
 #[tokio::test]
@@ -69,6 +73,49 @@ async fn queue_pairs_that_die_under_load_cost_no_call_and_repeat_none() {
         };
         tokio::join!(t.load(20..200), killer);
         t.load(200..210).await;
+    }
+}
+
+/// Counts what crosses to each queue pair, from now on.
+fn count(fabric: &Fabric, of: Crossing) -> Arc<Mutex<HashMap<u32, usize>>> {
+    let counts: Arc<Mutex<HashMap<u32, usize>>> = Arc::default();
+    let counted = Arc::clone(&counts);
+    fabric.tap(move |crossing, to, _| {
+        if crossing == of {
+            *counted.lock().unwrap().entry(to).or_default() += 1;
+        }
+    });
+    counts
+}
+
+#[tokio::test]
+async fn sealed_sessions_go_from_key_to_key_under_load_and_from_link_to_link() {
+    for (seed, of) in
+        [(2, Crossing::Message), (3, Crossing::Message), (2, Crossing::Read), (7, Crossing::Read)]
+    {
+        let t = setup_with(seed, 1, |_| {});
+        let mut next = 0;
+        for link in 0..2 {
+            let counts = count(&t.fabric, of);
+            // Until several keys have followed the first in each direction. A READ brings one text, or several.
+            while counts.lock().unwrap().values().filter(|&&count| count > 3 * TEXTS_PER_KEY).count() < 2 {
+                t.load(next..next + 70).await;
+                next += 70;
+            }
+            assert_eq!(t.transport().0, "rdma", "{of:?}, link {link}");
+            let killer = async {
+                tokio::task::yield_now().await;
+                assert!(t.fabric.kill_qp(t.fabric.queue_pairs()[link % 2]));
+            };
+            tokio::join!(t.load(next..next + 70), killer);
+            next += 70;
+            let up = async {
+                while t.transport() != ("rdma", None) {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            };
+            tokio::time::timeout(Duration::from_secs(60), up).await.expect("it does not come back");
+        }
     }
 }
 

@@ -30,28 +30,29 @@ impl Acceptor {
     ///
     /// The system's, with the address.
     pub async fn bind(listener: impl Into<Listener>, config: TcpConfig) -> io::Result<Self> {
-        let listening = listener.into().listen(&config).await?;
+        let listener = listener.into();
         Ok(Self {
-            listening,
-            config,
             #[cfg(feature = "tls")]
-            tls: None,
+            tls: listener.tls.clone(),
+            listening: listener.listen(&config).await?,
+            config,
         })
     }
 
-    /// Encrypts the connections that are accepted from now on, unless this listens on a Unix-domain socket. Connections that the
-    /// application accepts are encrypted, whatever their kind.
+    /// Encrypts the connections that are accepted from now on, unless the listener has [TLS of its own](Listener::tls), or this listens
+    /// on a Unix-domain socket. Connections that the application accepts are encrypted, whatever their kind.
     #[cfg(feature = "tls")]
     #[must_use]
     pub fn with_tls(mut self, tls: TlsServer) -> Self {
-        self.tls = Some(tls);
+        self.tls.get_or_insert(tls);
         self
     }
 
     /// Begins the TLS session of a connection, if it is to have one.
-    fn session(&self) -> io::Result<Option<Session>> {
+    async fn session(&self) -> io::Result<Option<Session>> {
         #[cfg(feature = "tls")]
         if let Some(tls) = self.tls.as_ref().filter(|_| !self.listening.is_unix()) {
+            tls.refresh().await;
             return tls.session().map(Some).map_err(io::Error::other);
         }
         Ok(None)
@@ -69,9 +70,10 @@ impl Acceptor {
         }
     }
 
-    /// Takes the next connection. Cancel safe. Errors that concern one connection are passed over; when the process has
-    /// no more file descriptors it waits for some, and says so in the log. When the application's connections end, it waits for
-    /// ever.
+    /// Takes the next connection. Errors that concern one connection are passed over; when the process has no more file
+    /// descriptors it waits for some, and says so in the log. When the application's connections end, it waits for ever.
+    ///
+    /// Cancel safe, but for one case: a connection is closed if it was accepted and waits for the files of TLS to be read again.
     pub async fn accept(&self) -> Arc<TcpLink> {
         loop {
             // After the others' turn. Where many connect, the runtime would let 128 of them in first, which takes 10 ms.
@@ -79,7 +81,7 @@ impl Acceptor {
             match self.next().await {
                 Ok(stream) => {
                     let (_, peer) = stream.addresses();
-                    let link = self.session().and_then(|tls| TcpLink::new(stream, &self.config, tls));
+                    let link = self.session().await.and_then(|tls| TcpLink::new(stream, &self.config, tls));
                     match link {
                         Ok(link) => return link,
                         Err(error) => {

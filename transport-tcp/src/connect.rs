@@ -42,6 +42,7 @@ pub async fn connect_tls(
     tls: &TlsClient,
     patience: Duration,
 ) -> Result<Arc<TcpLink>, Status> {
+    tls.refresh().await;
     dial(target, config, patience, &|| tls.session(name).map(Some).map_err(|error| error.to_string())).await
 }
 
@@ -119,6 +120,7 @@ pub async fn connect_by_tls<S>(
 where
     S: AsyncRead + AsyncWrite + Send + 'static,
 {
+    tls.refresh().await;
     let session = || tls.session(name).map(Some).map_err(io::Error::other);
     set_up(connecting, target, config, patience, session).await
 }

@@ -15,6 +15,8 @@ use tokio::net::{TcpListener, lookup_host};
 
 use crate::config::BACKLOG;
 use crate::stream::Stream;
+#[cfg(feature = "tls")]
+use crate::tls::TlsServer;
 use crate::{TcpConfig, unix};
 
 /// A source of a server's connections: an address to listen on, a listener that the application has made, or its connections.
@@ -25,7 +27,12 @@ use crate::{TcpConfig, unix};
 /// may connect, and the kernel says who has. `unix:/run/app.sock?mode=660` sets these permissions, in octal; otherwise the process's
 /// umask does. A file that a dead server has left is replaced. The file is removed when the server stops listening.
 #[derive(Debug)]
-pub struct Listener(Source);
+pub struct Listener {
+    source: Source,
+    /// Its own TLS.
+    #[cfg(feature = "tls")]
+    pub(crate) tls: Option<TlsServer>,
+}
 
 #[derive(Debug)]
 enum Source {
@@ -85,19 +92,36 @@ impl Listener {
         I: Items<Item = io::Result<S>> + Send + 'static,
     {
         let incoming: Incoming = Box::pin(Streams(Box::pin(incoming)));
-        Self(Source::Listening(Listening::Incoming(Mutex::new(Some(incoming)))))
+        Source::Listening(Listening::Incoming(Mutex::new(Some(incoming)))).into()
+    }
+
+    /// Encrypts the connections of this source as `tls` says, and not as the server's other connections: with the certificate that this
+    /// address has, for example. A Unix-domain socket that the server listens on is never encrypted.
+    ///
+    /// ```
+    /// # fn listeners(inside: farcall_tcp::tls::TlsServer, outside: farcall_tcp::tls::TlsServer) -> [farcall_tcp::Listener; 2] {
+    /// # use farcall_tcp::Listener;
+    /// // For two calls of `ServerBuilder::listen`.
+    /// [Listener::from("10.0.0.7:7400").tls(inside), Listener::from("192.0.2.7:7400").tls(outside)]
+    /// # }
+    /// ```
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn tls(mut self, tls: TlsServer) -> Self {
+        self.tls = Some(tls);
+        self
     }
 
     /// Returns the address, if it is one.
     pub fn address(&self) -> Option<&str> {
-        match &self.0 {
+        match &self.source {
             Source::Address(address) => Some(address),
             _ => None,
         }
     }
 
     pub(crate) async fn listen(self, config: &TcpConfig) -> io::Result<Listening> {
-        match self.0 {
+        match self.source {
             Source::Address(address) => match unix::path(&address) {
                 Some(path) => {
                     unix::listen(path).map(Listening::Unix).map_err(|error| cannot_listen(&address, &error))
@@ -126,53 +150,63 @@ impl Listening {
     }
 }
 
+impl From<Source> for Listener {
+    fn from(source: Source) -> Self {
+        Self {
+            source,
+            #[cfg(feature = "tls")]
+            tls: None,
+        }
+    }
+}
+
 impl From<&str> for Listener {
     fn from(address: &str) -> Self {
-        Self(Source::Address(address.to_owned()))
+        Source::Address(address.to_owned()).into()
     }
 }
 
 impl From<&String> for Listener {
     fn from(address: &String) -> Self {
-        Self(Source::Address(address.clone()))
+        Source::Address(address.clone()).into()
     }
 }
 
 impl From<String> for Listener {
     fn from(address: String) -> Self {
-        Self(Source::Address(address))
+        Source::Address(address).into()
     }
 }
 
 impl From<SocketAddr> for Listener {
     fn from(address: SocketAddr) -> Self {
-        Self(Source::Address(address.to_string()))
+        Source::Address(address.to_string()).into()
     }
 }
 
 impl From<std::net::TcpListener> for Listener {
     fn from(listener: std::net::TcpListener) -> Self {
-        Self(Source::Tcp(listener))
+        Source::Tcp(listener).into()
     }
 }
 
 impl From<TcpListener> for Listener {
     fn from(listener: TcpListener) -> Self {
-        Self(Source::Listening(Listening::Tcp(listener)))
+        Source::Listening(Listening::Tcp(listener)).into()
     }
 }
 
 #[cfg(unix)]
 impl From<std::os::unix::net::UnixListener> for Listener {
     fn from(listener: std::os::unix::net::UnixListener) -> Self {
-        Self(Source::Unix(listener))
+        Source::Unix(listener).into()
     }
 }
 
 #[cfg(unix)]
 impl From<UnixListener> for Listener {
     fn from(listener: UnixListener) -> Self {
-        Self(Source::Listening(Listening::Unix(listener.into())))
+        Source::Listening(Listening::Unix(listener.into())).into()
     }
 }
 

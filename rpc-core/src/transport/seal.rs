@@ -41,6 +41,12 @@ pub trait Secret: Send + Sync + fmt::Debug {
 
     /// Derives a key. `info` tells it from all other keys of the secret. `None`: this side does not have the cipher.
     fn key(&self, cipher: Cipher, info: &[u8]) -> Option<Arc<dyn Key>>;
+
+    /// Returns the binary logarithm of the number of texts that one key seals, before another follows. Both ends must have the one of
+    /// WIRE.md, section 11.2, which is the default. Tests have keys that follow each other sooner.
+    fn texts_per_key(&self) -> u32 {
+        20
+    }
 }
 
 /// A key for texts that go in one direction.

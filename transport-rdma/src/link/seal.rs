@@ -12,11 +12,8 @@ use bytes::{Buf, BufMut, Bytes};
 use farcall_core::transport::{Cipher, Key, Reason, Secret, TAG_LEN, Unavailable};
 use tokio::runtime::Handle;
 
-/// How many texts one key seals, and then the next. Each has at most [`CHUNK`] bytes, so this is an eighth of what AES-GCM
+/// How many bytes of a long message are sealed as one text. With a million texts for each key, that is an eighth of what AES-GCM
 /// allows (RFC 9001, section 6.6 and appendix B).
-const TEXTS_PER_KEY: u64 = 1 << 20;
-
-/// How many bytes of a long message are sealed as one text.
 pub(super) const CHUNK: usize = 64 << 10;
 
 /// The end of the connection that a side is.
@@ -77,7 +74,8 @@ impl KeyTerms {
         let key = derive(&*secret, self.cipher, &info, 0).ok_or_else(|| {
             Unavailable::new(Reason::Encrypted, format!("no key for {} could be derived", self.cipher))
         })?;
-        Ok(Keys { secret, cipher: self.cipher, info, number: 0, key })
+        let texts_per_key = secret.texts_per_key();
+        Ok(Keys { secret, cipher: self.cipher, info, texts_per_key, number: 0, key })
     }
 }
 
@@ -90,6 +88,8 @@ struct Keys {
     secret: Arc<dyn Secret>,
     cipher: Cipher,
     info: Vec<u8>,
+    /// The binary logarithm of how many texts one key seals.
+    texts_per_key: u32,
     /// The key that was used last, and its number.
     key: Arc<dyn Key>,
     number: u64,
@@ -98,7 +98,7 @@ struct Keys {
 impl Keys {
     /// The key of a text.
     fn of(&mut self, text: u64) -> Option<Arc<dyn Key>> {
-        let number = text / TEXTS_PER_KEY;
+        let number = text >> self.texts_per_key;
         if number != self.number {
             self.key = derive(&*self.secret, self.cipher, &self.info, number)?;
             self.number = number;

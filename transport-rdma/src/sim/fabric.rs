@@ -182,6 +182,19 @@ impl State {
         Ok(())
     }
 
+    /// Lets the first two messages change places that wait on their way to a queue pair. False if fewer wait.
+    pub(super) fn swap_messages(&mut self, to: u32) -> bool {
+        let from = self.qps.values_mut().find(|qp| qp.remote.is_some_and(|remote| remote.qp_num == to));
+        let requests = from.into_iter().flat_map(|qp| &mut qp.waiting).map(|posted| &mut posted.request);
+        let mut messages = requests.filter_map(|request| match request {
+            Request::Send { parts, .. } => Some(parts),
+            _ => None,
+        });
+        let (Some(first), Some(second)) = (messages.next(), messages.next()) else { return false };
+        std::mem::swap(first, second);
+        true
+    }
+
     /// Takes slots into a shard's receive queue as long as there is room.
     pub(super) fn post_receives(&mut self, shard: u64, slots: &mut Vec<Slot>) -> Result<usize, PostError> {
         let Some(shard) = self.shards.get_mut(&shard) else { return Ok(0) };

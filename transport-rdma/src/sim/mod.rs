@@ -85,9 +85,14 @@ impl Fabric {
         self.with(|state| state.read_failure = Some(status));
     }
 
-    /// Puts somebody on the network who sees all that crosses it, and may change it.
-    pub fn tap(&self, observer: impl FnMut(Crossing, &mut Vec<u8>) + Send + 'static) {
+    /// Puts somebody on the network who sees all that crosses it, with the queue pair that it goes to, and may change it.
+    pub fn tap(&self, observer: impl FnMut(Crossing, u32, &mut Vec<u8>) + Send + 'static) {
         self.with(|state| state.wire.tap(Box::new(observer)));
+    }
+
+    /// Lets the first two messages change places that wait on their way to a queue pair. False if fewer wait.
+    pub fn swap_messages(&self, to: u32) -> bool {
+        self.with(|state| state.swap_messages(to))
     }
 
     /// How many windows there are on all machines, and how many of them are bound.

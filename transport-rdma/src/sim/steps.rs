@@ -211,7 +211,7 @@ impl State {
         let shard_id = self.qps.get(&peer).map(|qp| qp.shard).ok_or(WcStatus::RETRY_EXC_ERR)?;
         let shard = self.shards.get_mut(&shard_id).ok_or(WcStatus::RETRY_EXC_ERR)?;
         let wr_id = shard.posted.pop_front().ok_or(WcStatus::RNR_RETRY_EXC_ERR)?;
-        let seen = self.wire.cross(Crossing::Message, &[&parts[0], &parts[1]]);
+        let seen = self.wire.cross(Crossing::Message, peer, &[&parts[0], &parts[1]]);
         let parts = seen.map_or_else(|| parts.clone(), |seen| [Bytes::from(seen), Bytes::new()]);
         let len = parts.iter().map(Bytes::len).sum::<usize>();
         match shard.in_flight.receives().slot_mut(wr_id) {
@@ -256,7 +256,7 @@ impl State {
     ) -> Result<Arrival, WcStatus> {
         let before = self.change(peer, on, atomic)?.to_ne_bytes();
         let stays_within = self.port_of(num) == self.port_of(peer);
-        let seen = if stays_within { None } else { self.wire.cross(Crossing::Atomic, &[&before]) };
+        let seen = if stays_within { None } else { self.wire.cross(Crossing::Atomic, num, &[&before]) };
         into.write(0, seen.as_deref().unwrap_or(&before));
         Ok(Arrival::Nothing)
     }
@@ -269,7 +269,7 @@ impl State {
             // The bytes are looked up and copied only now, so that a READ whose grant has ended since gets none.
             let result = self.answerer(qp).and_then(|peer| self.granted(peer, *from, *len));
             match result {
-                Ok(bytes) => match self.wire.cross(Crossing::Read, &[&bytes]) {
+                Ok(bytes) => match self.wire.cross(Crossing::Read, num, &[&bytes]) {
                     Some(seen) => into.write(*at, &seen),
                     None => into.write(*at, &bytes),
                 },

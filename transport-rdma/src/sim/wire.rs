@@ -13,8 +13,8 @@ pub enum Crossing {
     Atomic,
 }
 
-/// Sees everything that crosses, and may change it.
-type Observer = Box<dyn FnMut(Crossing, &mut Vec<u8>) + Send>;
+/// Sees everything that crosses, with the queue pair that it goes to, and may change it.
+type Observer = Box<dyn FnMut(Crossing, u32, &mut Vec<u8>) + Send>;
 
 /// The network, with or without somebody on it.
 #[derive(Default)]
@@ -25,11 +25,11 @@ impl Wire {
         self.0 = Some(observer);
     }
 
-    /// Returns the bytes that arrive, if somebody has seen them.
-    pub(super) fn cross(&mut self, crossing: Crossing, parts: &[&[u8]]) -> Option<Vec<u8>> {
+    /// Returns the bytes that arrive at a queue pair, if somebody has seen them.
+    pub(super) fn cross(&mut self, crossing: Crossing, to: u32, parts: &[&[u8]]) -> Option<Vec<u8>> {
         let observer = self.0.as_mut()?;
         let mut bytes = parts.concat();
-        observer(crossing, &mut bytes);
+        observer(crossing, to, &mut bytes);
         Some(bytes)
     }
 }

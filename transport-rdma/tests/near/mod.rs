@@ -1,5 +1,7 @@
 //! A host in this process, as what a caller connects to.
 
+#![allow(dead_code, clippy::allow_attributes, reason = "each test uses a part of it")]
+
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -9,8 +11,8 @@ use farcall_core::server::ServerCore;
 use farcall_core::settings::Settings;
 use farcall_core::status::Result;
 use farcall_core::transport::{
-    BoxFuture, Cipher, Counters, Description, FrameSource, Link, LinkHandler, Reason, Secret, Unavailable,
-    memory,
+    BoxFuture, Cipher, Counters, Description, FrameSource, Key, Link, LinkHandler, Reason, Secret,
+    Unavailable, memory,
 };
 use farcall_rdma::testing::sim::{Fabric, SimHost};
 use farcall_rdma::{RdmaConfig, RdmaUpgrade};
@@ -53,7 +55,7 @@ pub(crate) fn settings_of(host: SimHost, policy: Policy, config: RdmaConfig) -> 
     Settings { policy, upgrade, ..plain }
 }
 
-/// The in-memory link as if it were encrypted.
+/// The in-memory link as if it were encrypted. Its keys follow each other soon.
 #[derive(Debug)]
 struct Encrypted {
     link: Arc<dyn Link>,
@@ -90,6 +92,27 @@ impl Link for Encrypted {
     }
 
     fn secret(&self) -> Result<Arc<dyn Secret>, Unavailable> {
-        farcall_tcp::tls::exported(self.cipher, &[7; 32])
+        Ok(Arc::new(Hasty(farcall_tcp::tls::exported(self.cipher, &[7; 32])?)))
+    }
+}
+
+/// How many texts one key seals here.
+pub(crate) const TEXTS_PER_KEY: usize = 1 << 6;
+
+/// A secret whose keys follow each other soon.
+#[derive(Debug)]
+struct Hasty(Arc<dyn Secret>);
+
+impl Secret for Hasty {
+    fn ciphers(&self) -> Vec<Cipher> {
+        self.0.ciphers()
+    }
+
+    fn key(&self, cipher: Cipher, info: &[u8]) -> Option<Arc<dyn Key>> {
+        self.0.key(cipher, info)
+    }
+
+    fn texts_per_key(&self) -> u32 {
+        TEXTS_PER_KEY.ilog2()
     }
 }

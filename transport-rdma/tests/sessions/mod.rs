@@ -1,6 +1,9 @@
 //! Sessions between two simulated hosts that make calls of a service, `echo`.
 
+#![allow(dead_code, clippy::allow_attributes, reason = "each test uses a part of it")]
+
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -11,10 +14,11 @@ use farcall_core::config::Policy;
 use farcall_core::payload::{Decoder, Encoder};
 use farcall_core::server::ServerCore;
 use farcall_core::service::{HandlerFuture, IncomingCall, Method, Reply, Service, ServiceInfo};
+use farcall_core::settings::Settings;
 use farcall_core::status::Result;
 use farcall_core::transport::Cipher;
 use farcall_rdma::RdmaConfig;
-use farcall_rdma::testing::sim::Fabric;
+use farcall_rdma::testing::sim::{Fabric, SimHost};
 
 use crate::near::{self, Near};
 
@@ -46,8 +50,13 @@ impl Service for Echo {
     }
 }
 
+#[derive(Clone)]
 pub(crate) struct Setup {
     pub(crate) fabric: Arc<Fabric>,
+    /// The machine of the caller.
+    pub(crate) machine: SimHost,
+    settings: Settings,
+    cipher: Option<Cipher>,
     pub(crate) caller: RawChannel,
     pub(crate) host: Arc<ServerCore>,
     pub(crate) info: Arc<ServiceInfo>,
@@ -63,11 +72,12 @@ pub(crate) fn setup(seed: u64) -> Setup {
 pub(crate) fn setup_with(seed: u64, retry_ms: u64, change: fn(&mut RdmaConfig)) -> Setup {
     let fabric = Fabric::new(seed);
     fabric.set_spite(seed % 2 == 1);
-    let [near, far] = [1, 2].map(|n| {
+    let machines = [1, 2].map(|n| fabric.host(IpAddr::from([10, 0, 0, n])));
+    let [settings, far] = machines.clone().map(|machine| {
         let mut config = RdmaConfig::default();
         config.strict_credits = true;
         change(&mut config);
-        let mut settings = near::settings(&fabric, n, Policy::Auto, config);
+        let mut settings = near::settings_of(machine, Policy::Auto, config);
         settings.liveness.retry_ms = retry_ms;
         settings
     });
@@ -80,8 +90,9 @@ pub(crate) fn setup_with(seed: u64, retry_ms: u64, change: fn(&mut RdmaConfig)) 
     let service = Echo { info: Arc::clone(&info), executed: Arc::clone(&executed) };
     let host = ServerCore::new(vec![Arc::new(service)], far).unwrap();
     let cipher = sealed_by(seed);
-    let caller = RawChannel::new(Near { host: Arc::clone(&host), cipher }, near);
-    Setup { fabric, caller, host, info, executed }
+    let caller = RawChannel::new(Near { host: Arc::clone(&host), cipher }, settings.clone());
+    let [machine, _] = machines;
+    Setup { fabric, machine, settings, cipher, caller, host, info, executed }
 }
 
 pub(crate) fn sealed_by(seed: u64) -> Option<Cipher> {
@@ -94,6 +105,12 @@ pub(crate) fn argument(number: u64, len: usize) -> Bytes {
 }
 
 impl Setup {
+    /// Returns another connection between the same hosts, to the same service.
+    pub(crate) fn beside(&self) -> Self {
+        let near = Near { host: Arc::clone(&self.host), cipher: self.cipher };
+        Self { caller: RawChannel::new(near, self.settings.clone()), ..self.clone() }
+    }
+
     pub(crate) fn call(&self, argument: Bytes) -> Call<Result<Bytes>, Raw> {
         let mut arguments = Encoder::new();
         arguments.put_bytes(&argument);

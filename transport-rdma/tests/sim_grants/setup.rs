@@ -92,7 +92,7 @@ impl Setup {
         let channel = RawChannel::new(connector(Arc::clone(&host)), settings);
         let (reads, atomics) = <(Arc<AtomicUsize>, Arc<AtomicUsize>)>::default();
         let seen = (Arc::clone(&reads), Arc::clone(&atomics));
-        fabric.tap(move |crossing, _| {
+        fabric.tap(move |crossing, _, _| {
             seen.0.fetch_add(usize::from(crossing == Crossing::Read), Ordering::Relaxed);
             seen.1.fetch_add(usize::from(crossing == Crossing::Atomic), Ordering::Relaxed);
         });

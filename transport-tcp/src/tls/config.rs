@@ -36,7 +36,7 @@ pub struct TlsConfig {
     /// The private key of `cert`: PKCS #8, PKCS #1 or SEC 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<PathBuf>,
-    /// Lists of certificates that were revoked.
+    /// Lists of certificates that were revoked, from each CA that signs the peers'. A list that may grow later begins empty.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub crl: Option<PathBuf>,
     /// For clients: the name that the server's certificate must have. Default: the host in the address.
@@ -44,8 +44,9 @@ pub struct TlsConfig {
     pub server_name: Option<String>,
     /// For servers: whether clients must have a certificate. Default `require`.
     pub client_auth: ClientAuth,
-    /// For how many seconds files count as unchanged. After that, the next connection has them read again, and those that follow
-    /// it use what was read. Connections that exist go on. Default 60; 0: files are never read again.
+    /// For how many seconds files count as unchanged. After that, the next connection has those read again that have changed, and
+    /// uses what was read. It waits for that, a second at most. Connections that exist go on, as long as
+    /// `limits.max_connection_age_ms` lets them. Default 60; 0: files are never read again.
     pub reload_s: u64,
 }
 

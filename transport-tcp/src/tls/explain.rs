@@ -1,6 +1,6 @@
 //! Failures of TLS in words: which side refused what, and what to do.
 
-use rustls::{AlertDescription, CertificateError, Error, PeerIncompatible};
+use rustls::{AlertDescription, CertificateError, Error, PeerIncompatible, PeerMisbehaved};
 
 /// The session was established, and cut off without `close_notify`.
 pub(super) const CUT_OFF: &str = "TLS: the connection was cut off";
@@ -35,7 +35,11 @@ pub(super) fn in_words(error: &Error) -> String {
             "TLS: this side refused the peer, which has presented no certificate: set tls.cert and tls.key there".into()
         }
         Error::AlertReceived(alert) => refused_by_peer(*alert),
-        Error::NoApplicationProtocol => NOT_FARCALL.into(),
+        Error::NoApplicationProtocol
+        | Error::PeerMisbehaved(PeerMisbehaved::SelectedUnofferedApplicationProtocol) => NOT_FARCALL.into(),
+        Error::PeerMisbehaved(PeerMisbehaved::AttemptedDowngradeToTls12WhenTls13IsSupported) => {
+            "TLS: the handshake was changed on its way: the peer has TLS 1.3, and was not told that this side has it".into()
+        }
         Error::PeerIncompatible(PeerIncompatible::ServerTlsVersionIsDisabledByOurConfig)
         | Error::PeerIncompatible(PeerIncompatible::Tls12NotOfferedOrEnabled)
         | Error::PeerIncompatible(PeerIncompatible::Tls13RequiredForQuic) => {

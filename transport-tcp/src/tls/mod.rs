@@ -71,6 +71,11 @@ impl TlsServer {
         self.0.reload()
     }
 
+    /// Has files that have changed read, when it is time to look at them. Waits for a second at most.
+    pub(crate) async fn refresh(&self) {
+        self.0.refresh().await;
+    }
+
     /// Begins a session of a connection that was accepted.
     pub(crate) fn session(&self) -> Result<Session, TlsError> {
         let config = self.0.config();
@@ -113,6 +118,11 @@ impl TlsClient {
     /// The setting and the file that is wrong. The files that were read before stay in use.
     pub fn reload(&self) -> Result<(), TlsError> {
         self.0.reload()
+    }
+
+    /// Has files that have changed read, when it is time to look at them. Waits for a second at most.
+    pub(crate) async fn refresh(&self) {
+        self.0.refresh().await;
     }
 
     /// Begins a session with the server at this host.

@@ -1,18 +1,26 @@
 //! A configuration of rustls that can be replaced, and is read again when its files change.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::SystemTime;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, SystemTime};
 
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::{TlsConfig, TlsError};
+
+/// How long a connection waits for files that may have changed. Longer than any disk takes; a network file system that hangs must
+/// not keep a server from accepting.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A configuration that is shared, and that connections take when they begin.
 pub(super) struct Reloading<C> {
     /// The files that it is read from, and how.
     files: Option<(TlsConfig, Read<C>)>,
     current: Mutex<Current<C>>,
+    /// Held while files are read, so that what was read first can't replace what was read last.
+    reading: Mutex<()>,
+    /// Held while connections wait for the files, so that those which begin meanwhile wait, too.
+    waiting: tokio::sync::Mutex<()>,
 }
 
 type Read<C> = fn(&TlsConfig) -> Result<C, TlsError>;
@@ -34,35 +42,65 @@ impl<C> fmt::Debug for Reloading<C> {
 impl<C: Send + Sync + 'static> Reloading<C> {
     /// Returns a configuration that only [`replace`](Self::replace) changes.
     pub(super) fn fixed(config: C) -> Arc<Self> {
-        let current = Current { config: Arc::new(config), looked: Instant::now(), stamps: Vec::new() };
-        Arc::new(Self { files: None, current: Mutex::new(current) })
+        Arc::new(Self::new(None, config, Vec::new()))
+    }
+
+    fn new(files: Option<(TlsConfig, Read<C>)>, config: C, stamps: Vec<Option<(SystemTime, u64)>>) -> Self {
+        let current = Current { config: Arc::new(config), looked: Instant::now(), stamps };
+        Self { files, current: Mutex::new(current), reading: Mutex::default(), waiting: Default::default() }
     }
 
     pub(super) fn from_files(files: &TlsConfig, read: Read<C>) -> Result<Arc<Self>, TlsError> {
         // Taken before they are read: a change between the two counts as one that is not read yet.
         let stamps = files.stamps();
-        let current = Current { config: Arc::new(read(files)?), looked: Instant::now(), stamps };
-        Ok(Arc::new(Self { files: Some((files.clone(), read)), current: Mutex::new(current) }))
+        let config = read(files)?;
+        Ok(Arc::new(Self::new(Some((files.clone(), read)), config, stamps)))
     }
 
-    /// Returns the configuration. When it is due, has the files looked at, for those who ask later.
-    pub(super) fn config(self: &Arc<Self>) -> Arc<C> {
-        let mut current = self.current();
-        let every = self.files().and_then(TlsConfig::reload);
-        if every.is_some_and(|every| current.looked.elapsed() >= every) {
-            current.looked = Instant::now();
-            let this = self.clone();
-            tokio::task::spawn_blocking(move || this.reload_if_changed());
+    /// Returns the configuration that counts now.
+    pub(super) fn config(&self) -> Arc<C> {
+        self.current().config.clone()
+    }
+
+    /// Has files that have changed read, when it is time to look at them, and waits for that, but not for longer than
+    /// [`PATIENCE`]. Files that take longer count for connections that begin when they have been read. Cancel safe.
+    pub(super) async fn refresh(self: &Arc<Self>) {
+        if !self.is_due() {
+            return;
         }
-        current.config.clone()
+        let _waiting = self.waiting.lock().await;
+        // Another connection may have waited for it meanwhile.
+        if !self.is_due() {
+            return;
+        }
+        let began = Instant::now();
+        let this = self.clone();
+        let look = tokio::task::spawn_blocking(move || this.reload_if_changed());
+        if timeout(PATIENCE, look).await.is_err() {
+            tracing::warn!(
+                "TLS: the files could not be looked at within {PATIENCE:?}; those of before still count"
+            );
+        }
+        self.current().looked = began;
+    }
+
+    fn is_due(&self) -> bool {
+        let every = self.files().and_then(TlsConfig::reload);
+        every.is_some_and(|every| self.current().looked.elapsed() >= every)
     }
 
     fn reload_if_changed(&self) {
+        let _reading = match self.reading.try_lock() {
+            Ok(reading) => reading,
+            Err(TryLockError::Poisoned(error)) => error.into_inner(),
+            // A thread reads them now, or hangs there. More threads must not pile up behind it.
+            Err(TryLockError::WouldBlock) => return,
+        };
         let Some((files, _)) = &self.files else { return };
         if files.stamps() == self.current().stamps {
             return;
         }
-        match self.reload() {
+        match self.read() {
             Ok(()) => {
                 tracing::info!(cert = ?files.cert, ca = ?files.ca, "TLS: files have changed, and were read again");
             }
@@ -74,6 +112,12 @@ impl<C: Send + Sync + 'static> Reloading<C> {
 
     /// Reads the files, if there are any.
     pub(super) fn reload(&self) -> Result<(), TlsError> {
+        let _reading = lock(&self.reading);
+        self.read()
+    }
+
+    /// Only for the holder of `reading`.
+    fn read(&self) -> Result<(), TlsError> {
         let Some((files, read)) = &self.files else { return Ok(()) };
         let stamps = files.stamps();
         let config = Arc::new(read(files)?);
@@ -94,6 +138,10 @@ impl<C> Reloading<C> {
     }
 
     fn current(&self) -> MutexGuard<'_, Current<C>> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.current)
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -228,7 +228,9 @@ impl State {
         let foreign = if is_first { explain::not_tls(&self.incoming) } else { None };
         // Where the socket has ended there are none, and rustls takes note of the end.
         let mut records = &self.incoming[..];
-        let read = self.connection.read_tls(&mut records).map_err(|error| error.to_string())?;
+        let read = self.connection.read_tls(&mut records);
+        let read =
+            read.map_err(|error| format!("TLS: a handshake message of the peer is too long: {error}"))?;
         self.incoming.advance(read);
         let processed = self.connection.process_new_packets();
         processed.map(drop).map_err(|error| foreign.unwrap_or_else(|| explain::in_words(&error)))

@@ -4,7 +4,10 @@
 
 #[path = "../../../tests/authority/mod.rs"]
 mod authority;
+mod endless;
+mod middle;
 mod openssl;
+mod reloading;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -258,56 +261,6 @@ async fn a_client_that_does_not_ask_for_farcall_is_left() {
     }
 }
 
-#[tokio::test]
-async fn files_are_read_again() {
-    let authority = Authority::new("ca");
-    let near = client(&authority.issue("a", with_serial));
-    let mut files = authority.issue("b", as_it_is);
-    let far = server(&files);
-    let subject = async |near: &TlsClient| {
-        met(Some(near), Some(&far)).await[0].clone().map(|id| id.unwrap().certificates.clone())
-    };
-    let before = subject(&near).await.unwrap();
-    assert_eq!(subject(&near).await.unwrap(), before);
-    // A new certificate in the old place. The client could resume its session, and may not.
-    authority.issue("b", as_it_is);
-    far.reload().unwrap();
-    let after = subject(&near).await.unwrap();
-    assert_ne!(after, before);
-    // A key that can't be used is not used.
-    authority.write("b.key", "nonsense");
-    let error = far.reload().unwrap_err().to_string();
-    assert!(error.starts_with("tls.key: ") && error.contains("b.key"), "{error}");
-    assert_eq!(subject(&near).await.unwrap(), after);
-    // A client that was fine is revoked.
-    authority.issue("b", as_it_is);
-    files.crl = Some(authority.revoke());
-    let far = server(&files);
-    let [_, at_server] = met(Some(&near), Some(&far)).await;
-    assert!(at_server.unwrap_err().contains("it was revoked, says a list in tls.crl"));
-    let other = client(&authority.issue("c", as_it_is));
-    assert!(met(Some(&other), Some(&far)).await[1].is_ok());
-}
-
-#[tokio::test]
-async fn files_that_change_are_noticed() {
-    let authority = Authority::new("ca");
-    let near = client(&authority.issue("a", as_it_is));
-    let mut files = authority.issue("b", as_it_is);
-    files.reload_s = 1;
-    let far = server(&files);
-    let presented =
-        async || met(Some(&near), Some(&far)).await[0].clone().unwrap().unwrap().certificates.clone();
-    let before = presented().await;
-    authority.issue("b", for_servers);
-    let noticed = async {
-        while presented().await == before {
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, noticed).await.expect("the new certificate is not used");
-}
-
 #[test]
 fn files_that_can_not_be_used_are_named() {
     let authority = Authority::new("ca");
@@ -336,69 +289,4 @@ fn files_that_can_not_be_used_are_named() {
     named.server_name = Some("not a name".into());
     let error = TlsClient::from_files(&named).map(drop).unwrap_err().to_string();
     assert!(error.contains("tls.server_name"), "{error}");
-}
-
-/// Passes bytes on between two sockets, and changes one of those that the client sends, after so many.
-async fn tamper(listener: TcpListener, target: String, at: usize) {
-    let mut near = listener.accept().await.unwrap().0;
-    let mut far = TcpStream::connect(target).await.unwrap();
-    let (mut from_near, mut to_near) = near.split();
-    let (mut from_far, mut to_far) = far.split();
-    let there = async {
-        let (mut passed, mut buffer) = (0, vec![0; 1000]);
-        while let Ok(n @ 1..) = from_near.read(&mut buffer).await {
-            if (passed..passed + n).contains(&at) {
-                buffer[at - passed] ^= 1;
-            }
-            passed += n;
-            if to_far.write_all(&buffer[..n]).await.is_err() {
-                break;
-            }
-        }
-    };
-    let back = tokio::io::copy(&mut from_far, &mut to_near);
-    tokio::join!(there, async { drop(back.await) });
-}
-
-#[tokio::test]
-async fn a_record_that_was_changed_ends_the_connection_and_is_not_delivered() {
-    let authority = Authority::new("ca");
-    let (near, far) = (client(&authority.issue("a", as_it_is)), server(&authority.issue("b", as_it_is)));
-    // In the midst of the long frame.
-    let at = 20_000;
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let through = listener.local_addr().unwrap().to_string();
-    let (acceptor, target) = acceptor(Some(&far)).await;
-    tokio::spawn(tamper(listener, target, at));
-    let config = TcpConfig::default();
-    let (near, far) =
-        tokio::join!(connect_tls(&through, "localhost", &config, &near, PATIENCE), acceptor.accept());
-    let (mut near, mut far) = (End::start(near.unwrap() as Arc<dyn Link>), End::start(far as Arc<dyn Link>));
-    near.send([frame(50_000)]);
-    match far.next().await.unwrap() {
-        Event::End(why) => assert!(why.to_string().contains("changed on its way"), "{why}"),
-        other => panic!("it was delivered: {other:?}"),
-    }
-    let why = near.end().await.to_string();
-    assert!(why.contains("changed on its way") || why.contains("reset"), "{why}");
-}
-
-#[tokio::test]
-async fn a_connection_that_is_cut_off_is_no_orderly_end() {
-    let authority = Authority::new("ca");
-    let (near, far) = (client(&authority.issue("a", as_it_is)), server(&authority.issue("b", as_it_is)));
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let through = listener.local_addr().unwrap().to_string();
-    let (acceptor, target) = acceptor(Some(&far)).await;
-    let middle = tokio::spawn(tamper(listener, target, usize::MAX));
-    let config = TcpConfig::default();
-    let (near, far) =
-        tokio::join!(connect_tls(&through, "localhost", &config, &near, PATIENCE), acceptor.accept());
-    let (near, mut far) = (End::start(near.unwrap() as Arc<dyn Link>), End::start(far as Arc<dyn Link>));
-    near.send([greeting()]);
-    far.frame().await;
-    middle.abort();
-    let why = far.end().await.to_string();
-    assert!(why.contains("cut off") || why.contains("reset"), "{why}");
-    let _ = PREFACE;
 }

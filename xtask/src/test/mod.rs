@@ -181,6 +181,8 @@ impl Run {
         packages::ensure(packages::TESTING)?;
         self.cargo_tests(&["--workspace", "--all-features"])?;
         self.cargo_tests(&["--package", "farcall", "--test", "compression"])?;
+        let without_crypto = ["--features", "tls", "--test", "provider"];
+        self.cargo_tests(&[&["--package", "farcall-tcp"], &without_crypto[..]].concat())?;
         let without_rdma = ["--no-default-features", "--features", "tcp,toml", "--lib"];
         self.cargo_tests(&[&["--package", "farcall"], &without_rdma[..]].concat())
     }

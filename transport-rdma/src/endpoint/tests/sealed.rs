@@ -147,7 +147,7 @@ async fn nothing_crosses_in_the_clear_from_the_first_message_on() {
     let (fabric, [near, far]) = sealed_nodes(1);
     let heard = Arc::new(Mutex::new(Vec::new()));
     let ear = Arc::clone(&heard);
-    fabric.tap(move |_: Crossing, bytes: &mut Vec<u8>| ear.lock().unwrap().push(bytes.clone()));
+    fabric.tap(move |_: Crossing, _, bytes: &mut Vec<u8>| ear.lock().unwrap().push(bytes.clone()));
     let [mut a, mut b] = near.link(&far).await;
     a.send(500, 100);
     b.receive(500).await;

@@ -8,6 +8,9 @@ use super::*;
 
 const EXPORTED: [u8; 32] = [7; 32];
 
+/// WIRE.md, section 11.2.
+const TEXTS_PER_KEY: u64 = 1 << 20;
+
 fn terms(cipher: Cipher) -> KeyTerms {
     let secret = farcall_tcp::tls::exported(cipher, &EXPORTED).unwrap();
     let [offer, answer] = [&b"offer"[..], b"answer"].map(Bytes::from_static);

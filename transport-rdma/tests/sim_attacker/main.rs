@@ -3,7 +3,10 @@
 #![cfg(all(target_os = "linux", target_pointer_width = "64"))]
 #![expect(clippy::unwrap_used, reason = "what fails here fails the test")]
 
+mod captured;
+#[path = "../near/mod.rs"]
 mod near;
+#[path = "../sessions/mod.rs"]
 mod sessions;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -23,7 +26,7 @@ async fn overheard(seed: u64) -> [[usize; 2]; 2] {
     let t = setup(seed);
     t.load(0..1).await;
     let counted = Arc::clone(&counts);
-    t.fabric.tap(move |crossing, bytes| {
+    t.fabric.tap(move |crossing, _, bytes| {
         let [all, marked] = &counted[crossing as usize];
         all.fetch_add(1, Ordering::Relaxed);
         let has_mark = bytes.windows(MARK.len()).any(|part| part == MARK);
@@ -76,7 +79,7 @@ const ATTACKS: [(&str, Attack); 5] = [
 fn attack(t: &Setup, of: Crossing, skip: usize, attack: Attack) -> Arc<AtomicUsize> {
     let seen = Arc::new(AtomicUsize::new(0));
     let (count, before) = (Arc::clone(&seen), Mutex::new(Vec::new()));
-    t.fabric.tap(move |crossing, bytes| {
+    t.fabric.tap(move |crossing, _, bytes| {
         if crossing != of {
             return;
         }

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock, PoisonError, RwLock, RwLockWriteGuard, Weak};
 use std::time::{Duration, Instant};
 
-use farcall_core::transport::Direction;
+use farcall_core::transport::{self, Direction};
 
 use super::control::Control;
 use crate::device::{Arena, Device, Extent, ReadTarget, lockable};
@@ -126,6 +126,15 @@ impl RendezvousPool {
         taken
     }
 
+    /// Returns memory for a message of this length that this side sends. `None`: there is none now, and more is asked for.
+    pub(crate) fn take_or_grow(self: &Arc<Self>, len: usize) -> Option<Extent> {
+        let taken = self.take(Direction::Request, len);
+        if taken.is_none() {
+            self.grow(Direction::Request, len, None);
+        }
+        taken
+    }
+
     /// Returns memory for an answer of this length that a device writes. `None`: there is none now, and more is asked for.
     pub(crate) fn target(self: &Arc<Self>, len: usize) -> Option<Arc<ReadTarget>> {
         let is_short = len <= SHORT;
@@ -214,7 +223,7 @@ impl Half {
             }
             Some(Err(why)) => {
                 growth.left = 0;
-                let have = growth.have >> 20;
+                let (have, why) = (growth.have >> 20, transport::Unavailable::from(why));
                 tracing::warn!(device = device.name(), %why, "no more memory for long messages than {have} MiB: \
                     what does not fit is copied");
             }
@@ -307,13 +316,7 @@ pub(crate) fn in_use_anywhere() -> usize {
 /// Memory of this length that a device of this process can let peers read: the first device's that has some.
 pub(crate) fn take_anywhere(len: usize) -> Option<Extent> {
     let open: Vec<_> = registry().iter().filter_map(Weak::upgrade).collect();
-    open.iter().find_map(|bulk| {
-        let taken = bulk.take(Direction::Request, len);
-        if taken.is_none() {
-            bulk.grow(Direction::Request, len, None);
-        }
-        taken
-    })
+    open.iter().find_map(|bulk| bulk.take_or_grow(len))
 }
 
 #[cfg(test)]

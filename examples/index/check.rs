@@ -222,8 +222,8 @@ async fn wait_for_change(own: &Owner, reader: &Reader, model: &Arc<Model>) -> Re
 }
 
 /// Mixes the bytes of a bucket before and after a change, as one READ may that is under way meanwhile: its device samples them in any
-/// order. Each mixture must be refused. Those that have the version from before are the ones that a reader could take for whole
-/// which looks at versions alone, if it had seen that version before the READ.
+/// order. Each mixture must be refused. Some have the old version, which is even. A reader that has seen this version before would take
+/// them for whole if it looked at versions alone.
 fn refuse_mixtures(own: &Owner, model: &Model) -> Result<String, Failure> {
     let key = model.key(0);
     let copies = || -> Result<_, Failure> {

@@ -16,7 +16,8 @@ pub const ENTRY: usize = 16 + 1 + MAX_VALUE;
 /// Entries of a bucket.
 pub const ENTRIES: usize = 8;
 
-/// The length of a bucket: a version, the entries, and a checksum of both.
+/// The length of a bucket: a version, the entries, and a checksum of both. The version makes each state of a bucket another one: so a
+/// copy that fits its checksum is no older than the READ.
 pub const BUCKET: usize = 8 + ENTRIES * ENTRY + 8;
 
 /// The place of the checksum.

@@ -115,7 +115,7 @@ impl Connection {
     fn act_on(&self, action: Action) -> Result<(), WireError> {
         match action {
             Action::Serve(number, access) => {
-                // A withdrawal is about memory of the peer's.
+                // A withdrawal is of the peer's own memory.
                 if let Target::Loan { call, .. } = access.target
                     && access.operation != Operation::Withdraw
                 {

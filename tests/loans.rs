@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
+mod guarded;
 mod over;
 
 use std::future::pending;
@@ -9,9 +10,12 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context as TaskContext, Waker};
 use std::time::Duration;
 
-use farcall::bulk::{BulkRead, BulkWrite, Lend};
-use farcall::{Buf, Bytes, Channel, Code, Executed, Result, Server, Stream, Streaming, stream};
+use farcall::bulk::{BulkRead, BulkWrite};
+use farcall::{Buf, Bytes, Channel, Code, Executed, Result, Server, Status, Stream, Streaming, stream};
 use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+
+use guarded::{Guard, Guarded, Within};
 
 /// A type of the application's own that holds a loan.
 #[derive(Debug, serde::Serialize, serde::Deserialize)]
@@ -30,6 +34,8 @@ trait Pages {
     async fn sum(&self, pages: Vec<Page>) -> Result<Vec<(u64, u64)>>;
     /// Keeps the loans after the call.
     async fn keep(&self, from: BulkRead, into: BulkWrite) -> Result<()>;
+    /// Goes on writing in a task of its own, until that is not possible, and never returns.
+    async fn flood(&self, into: BulkWrite) -> Result<()>;
     /// Keeps the loans, and never returns.
     async fn hang(&self, from: BulkRead, into: BulkWrite) -> Result<()>;
     /// Streams the bytes of the memory, one by one.
@@ -44,6 +50,8 @@ trait Pages {
 struct Disk {
     kept: Mutex<Option<(BulkRead, BulkWrite)>>,
     has_kept: Notify,
+    flood: Mutex<Option<JoinHandle<Status>>>,
+    has_flooded: Notify,
 }
 
 impl Disk {
@@ -94,6 +102,25 @@ impl Pages for Arc<Disk> {
         into.write(0, Bytes::from_static(b"1")).await?;
         self.keep_both(from, into);
         Ok(())
+    }
+
+    async fn flood(&self, into: BulkWrite) -> Result<()> {
+        let disk = self.clone();
+        let flood = async move {
+            for byte in (0..=u8::MAX).cycle() {
+                if let Err(status) = into.write(0, vec![byte; into.len()]).await {
+                    return status;
+                }
+                disk.has_flooded.notify_one();
+            }
+            unreachable!("the loop has no end")
+        };
+        {
+            // Held while the task begins, so that whoever hears of a write finds its task.
+            let mut kept = self.flood.lock().unwrap();
+            *kept = Some(tokio::spawn(flood));
+        }
+        pending().await
     }
 
     async fn hang(&self, from: BulkRead, into: BulkWrite) -> Result<()> {
@@ -335,6 +362,34 @@ async fn a_loan_ends_when_its_call_is_late_or_dropped() {
     }
 }
 
+/// Gives calls up whose handlers go on writing, and looks at the memory when they can't any more.
+async fn give_up<M: Guard + Send>() {
+    let (disk, _, pages) = served().await;
+    // The first buffers may not be such as a device can write to.
+    for _ in 0..20 {
+        let (into, loan) = BulkWrite::lend(M::new(200_000));
+        let call = tokio::spawn(pages.flood(into));
+        soon(disk.has_flooded.notified()).await;
+        call.abort();
+        assert!(call.await.unwrap_err().is_cancelled());
+        let mut page = soon(loan.reclaim()).await;
+        let taken_back = page.intact().to_vec();
+        let flood = disk.flood.lock().unwrap().take().unwrap();
+        let status = soon(flood).await.unwrap();
+        assert_eq!(status.code(), Code::Cancelled, "{status}");
+        assert!(page.intact() == taken_back, "it was written after it was reclaimed");
+        // A write of the last call may have told of itself.
+        disk.has_flooded.notify_one();
+        disk.has_flooded.notified().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_changes_in_reclaimed_memory_though_a_server_goes_on_writing() {
+    give_up::<Guarded>().await;
+    give_up::<Within>().await;
+}
+
 #[tokio::test]
 async fn a_loan_lasts_as_long_as_a_stream_of_answers() {
     let (.., pages) = served().await;
@@ -455,77 +510,6 @@ async fn many_transfers_wait_for_each_other() {
     }
 }
 
-/// Memory with canaries around it.
-struct Guarded {
-    whole: Vec<u8>,
-    len: usize,
-}
-
-impl Guarded {
-    const CANARY: usize = 64;
-}
-
-impl Lend for Guarded {
-    fn parts(&mut self) -> Vec<&mut [u8]> {
-        vec![self.lent()]
-    }
-}
-
-/// Memory with canaries around what is lent of it.
-trait Guard: Lend + Sized {
-    /// Memory of which so much is lent.
-    fn new(len: usize) -> Self;
-    fn lent(&mut self) -> &mut [u8];
-    /// Returns what is lent, after a look at the canaries.
-    fn intact(&mut self) -> &mut [u8];
-    /// Returns what was lent, to be read by a peer.
-    fn freeze(self) -> Bytes;
-}
-
-impl Guard for Guarded {
-    fn new(len: usize) -> Self {
-        Self { whole: vec![0xc5; len + 2 * Self::CANARY], len }
-    }
-
-    fn lent(&mut self) -> &mut [u8] {
-        &mut self.whole[Self::CANARY..Self::CANARY + self.len]
-    }
-
-    fn intact(&mut self) -> &mut [u8] {
-        let is_intact = |bytes: &[u8]| bytes.iter().all(|&byte| byte == 0xc5);
-        let (before, rest) = self.whole.split_at(Self::CANARY);
-        assert!(is_intact(before) && is_intact(&rest[self.len..]), "a canary is dead");
-        self.lent()
-    }
-
-    fn freeze(self) -> Bytes {
-        Bytes::from(self.whole).slice(Self::CANARY..Self::CANARY + self.len)
-    }
-}
-
-/// A buffer that a device may write to, with a canary behind what is lent.
-impl Guard for Buf {
-    fn new(len: usize) -> Self {
-        let mut buf = farcall::buf(len + Guarded::CANARY);
-        buf.spare().fill(0xca);
-        buf.resize(len);
-        buf
-    }
-
-    fn lent(&mut self) -> &mut [u8] {
-        self
-    }
-
-    fn intact(&mut self) -> &mut [u8] {
-        assert!(self.spare().iter().all(|&byte| byte == 0xca), "something was written beside what is lent");
-        self
-    }
-
-    fn freeze(self) -> Bytes {
-        self.freeze()
-    }
-}
-
 /// Random pieces of lent memory are written and read, by many calls at once, some of which are given up. Each byte that is lent is
 /// compared, and canaries lie around it. One piece of memory in `long` is long.
 async fn transfer<M: Guard + Send>(long: u8) {
@@ -564,7 +548,10 @@ async fn transfer<M: Guard + Send>(long: u8) {
                 }
                 let mut page = soon(loan.reclaim()).await;
                 if is_given_up {
-                    page.intact();
+                    // Writes of the handler go on, as far as they can. One call takes longer than one that is under way.
+                    let taken_back = page.intact().to_vec();
+                    soon(pages.read(Bytes::from_static(b"x").into(), vec![(0, 1)])).await.unwrap();
+                    assert!(page.intact() == taken_back, "{seed}: it was written after it was reclaimed");
                     continue;
                 }
                 assert!(page.intact() == expected, "{seed}");
@@ -596,5 +583,5 @@ async fn random_transfers_touch_what_is_lent_and_nothing_else() {
 /// By RDMA, the server's device reads and writes much of this memory by itself.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn random_transfers_of_registered_memory_touch_what_is_lent_and_nothing_else() {
-    transfer::<Buf>(3).await;
+    transfer::<Within>(3).await;
 }

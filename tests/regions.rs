@@ -100,11 +100,16 @@ impl Regions for Owner {
     }
 }
 
-async fn served() -> (Handle, Channel, RegionsClient) {
+async fn serving() -> (Handle, String) {
     let server = Server::builder().config(over::config()).add(RegionsServer::new(Owner::default()));
     let server = server.bind("127.0.0.1:0").await.unwrap();
     let (address, handle) = (over::address(server.local_addr()), server.handle());
     tokio::spawn(server.serve());
+    (handle, address)
+}
+
+async fn served() -> (Handle, Channel, RegionsClient) {
+    let (handle, address) = serving().await;
     let channel = Channel::connect(&address).await.unwrap();
     (handle, channel.clone(), RegionsClient::new(channel))
 }
@@ -270,17 +275,48 @@ async fn a_server_uses_memory_that_its_caller_exports() {
     assert_eq!(memory[0].load(Ordering::Relaxed).to_ne_bytes(), bytes[..8]);
 }
 
-/// Reads and writes at random places, of many regions at once, each of which is held against a copy.
+/// The accesses of one kind that a task has made, and those of them that its device has made by itself.
+#[derive(Debug, Default)]
+struct Made {
+    all: usize,
+    direct: usize,
+}
+
+impl Made {
+    fn add(&mut self, is_direct: bool) {
+        self.all += 1;
+        self.direct += usize::from(is_direct);
+    }
+
+    fn are_mostly_direct(&self) -> bool {
+        2 * self.direct > self.all
+    }
+}
+
+/// Returns how many bytes a channel has sent, in messages and by its device.
+async fn sent(channel: &Channel) -> u64 {
+    let traffic = channel.connection().await.unwrap().traffic();
+    traffic.stream.bytes_sent + traffic.upgraded.bytes_sent
+}
+
+/// Reads and writes at random places, of many regions at once, each of which is held against a copy. Devices write to those only whose
+/// length is a multiple of eight, which half of them have.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn random_transfers_leave_both_sides_alike() {
     const TASKS: u64 = 8;
     let transfers = if std::env::var_os("FARCALL_LONG").is_some() { 100_000 } else { 2_000 };
-    let (_, channel, owner) = served().await;
+    let (_handle, address) = serving().await;
     let tasks = (0..TASKS).map(|seed| {
-        let (channel, owner) = (channel.clone(), owner.clone());
+        let address = address.clone();
         tokio::spawn(async move {
+            // Of its own, so that what is sent is sent for this task.
+            let channel = Channel::connect(&address).await.unwrap();
+            let owner = RegionsClient::new(&channel);
             let mut random = fastrand::Rng::with_seed(seed);
-            let len = random.usize(1..300_000);
+            let is_whole = seed % 4 < 2;
+            let words = random.usize(1..300_000 / 8);
+            let len = if is_whole { 8 * words } else { 8 * words + random.usize(1..8) };
+            let (mut reads, mut writes) = (Made::default(), Made::default());
             // Odd ones are the caller's, and the server uses them.
             let own = (seed % 2 == 1).then(|| Region::zeroed(len, all()));
             let theirs = match own {
@@ -293,6 +329,7 @@ async fn random_transfers_leave_both_sides_alike() {
                 let most = if random.u8(..) < 16 { len } else { 5000 };
                 let count = random.usize(..=most.min(len - at));
                 let range = at..at + count;
+                let before = sent(&channel).await;
                 if random.bool() {
                     random.fill(&mut copy[range.clone()]);
                     let bytes = Bytes::copy_from_slice(&copy[range.clone()]);
@@ -300,16 +337,24 @@ async fn random_transfers_leave_both_sides_alike() {
                         (Some(own), _) => owner.write_to(own.remote(), at, bytes).await.unwrap(),
                         (None, theirs) => theirs.as_ref().unwrap().write(at, bytes).await.unwrap(),
                     }
+                    // A message has a head, too.
+                    writes.add(count > 0 && sent(&channel).await - before == count as u64);
                 } else {
                     let bytes = match (&own, &theirs) {
                         (Some(own), _) => owner.read_from(own.remote(), at, count).await.unwrap(),
                         (None, theirs) => theirs.as_ref().unwrap().read(range.clone()).await.unwrap(),
                     };
+                    reads.add(count > 0 && sent(&channel).await == before);
                     assert!(bytes == copy[range.clone()], "{seed}: {range:?}");
                 }
             }
-            if let Some(own) = own {
-                assert!(own.read(..).unwrap() == copy, "{seed}");
+            match own {
+                Some(own) => assert!(own.read(..).unwrap() == copy, "{seed}"),
+                None if over::transport() == "rdma" => {
+                    assert!(reads.are_mostly_direct(), "{seed}: {reads:?}");
+                    assert_eq!(writes.are_mostly_direct(), is_whole, "{seed}: {writes:?}");
+                }
+                None => assert_eq!((reads.direct, writes.direct), (0, 0), "{seed}: {reads:?} {writes:?}"),
             }
         })
     });

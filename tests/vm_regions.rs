@@ -9,7 +9,7 @@ mod process;
 use std::future::pending;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use farcall::rdma::MappedWords;
@@ -87,19 +87,43 @@ fn direct_accesses() -> u64 {
     farcall::rdma::stats().iter().map(|stats| stats.direct_accesses).sum()
 }
 
-#[tokio::test]
-async fn a_region_is_used_while_its_owner_is_stopped_and_not_when_it_is_killed() {
-    let _alone = ALONE.lock().await;
+/// Reads a region until this process does it by itself.
+async fn until_direct(region: &RemoteMemory) {
     let begin = direct_accesses();
-    let mut owner = Process::start("part_owner", "");
-    let channel = Channel::builder().config(config()).connect(&owner.said()).await.unwrap();
-    let region = OwnerClient::new(&channel).region().await.unwrap().on(&channel);
     let direct = async {
         while direct_accesses() == begin {
             region.read(..8).await.unwrap();
         }
     };
     tokio::time::timeout(PATIENCE, direct).await.expect("no read is direct");
+}
+
+/// Writes to a region at random places, and reads there, all of which this process does by itself. Returns what the region has then.
+async fn used_directly(region: &RemoteMemory, mut expected: Vec<u8>) -> Vec<u8> {
+    const TIMES: u64 = 100;
+    until_direct(region).await;
+    let (begin, mut random) = (direct_accesses(), fastrand::Rng::with_seed(2));
+    for _ in 0..TIMES {
+        let at = random.usize(..expected.len());
+        let range = at..at + random.usize(1..=(expected.len() - at).min(20_000));
+        random.fill(&mut expected[range.clone()]);
+        region.write(at, expected[range.clone()].to_vec()).await.unwrap();
+        assert!(region.read(range.clone()).await.unwrap() == expected[range.clone()], "{range:?}");
+    }
+    assert!(region.read(..).await.unwrap() == expected);
+    // The first writes of a length may lack registered memory to write from.
+    let direct = direct_accesses() - begin;
+    assert!(direct >= 2 * TIMES - 10, "{direct} of {} were direct", 2 * TIMES + 1);
+    expected
+}
+
+#[tokio::test]
+async fn a_region_is_used_while_its_owner_is_stopped_and_not_when_it_is_killed() {
+    let _alone = ALONE.lock().await;
+    let mut owner = Process::start("part_owner", "");
+    let channel = Channel::builder().config(config()).connect(&owner.said()).await.unwrap();
+    let region = OwnerClient::new(&channel).region().await.unwrap().on(&channel);
+    until_direct(&region).await;
 
     owner.signal("STOP");
     let (before, mut random) = (direct_accesses(), fastrand::Rng::with_seed(1));
@@ -148,24 +172,51 @@ async fn a_region_is_used_while_its_owner_is_stopped_and_not_when_it_is_killed()
 #[tokio::test]
 async fn a_region_in_a_file_is_used_and_the_file_has_what_was_written() {
     let _alone = ALONE.lock().await;
-    let path = std::env::temp_dir().join("farcall-region");
-    std::fs::write(&path, vec![3; LEN]).unwrap();
-    let file = std::fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    // A file system whose pages a device may write to.
+    let path = std::path::Path::new("/dev/shm/farcall-region");
+    std::fs::write(path, vec![3; LEN]).unwrap();
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap();
     let memory = Arc::new(MappedWords::of_file(&file).unwrap());
     let region = Region::export(memory.clone(), Rights::READ | Rights::WRITE);
-    let region = reached(region).await;
-    let mut expected = vec![3; LEN];
-    let mut random = fastrand::Rng::with_seed(2);
-    for _ in 0..100 {
-        let at = random.usize(..LEN);
-        let len = random.usize(..=(LEN - at).min(20_000));
-        random.fill(&mut expected[at..at + len]);
-        region.write(at, expected[at..at + len].to_vec()).await.unwrap();
-    }
-    assert!(region.read(..).await.unwrap() == expected);
+    let expected = used_directly(&reached(region).await, vec![3; LEN]).await;
     memory.sync().unwrap();
-    assert!(std::fs::read(&path).unwrap() == expected);
-    std::fs::remove_file(&path).unwrap();
+    assert!(std::fs::read(path).unwrap() == expected);
+    std::fs::remove_file(path).unwrap();
+}
+
+/// Returns the size of the pages at an address, as the kernel tells it.
+fn page_size(address: usize) -> String {
+    let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let is_of = |line: &str| {
+        let range = line.split_whitespace().next().and_then(|range| range.split_once('-'));
+        let range = range.and_then(|(from, to)| {
+            Some(usize::from_str_radix(from, 16).ok()?..usize::from_str_radix(to, 16).ok()?)
+        });
+        range.is_some_and(|range| range.contains(&address))
+    };
+    let mut lines = maps.lines().skip_while(|line| !is_of(line));
+    lines.find_map(|line| line.strip_prefix("KernelPageSize:")).unwrap().trim().to_owned()
+}
+
+#[tokio::test]
+async fn a_region_in_huge_pages_is_used() {
+    const RESERVED: &str = "/proc/sys/vm/nr_hugepages";
+    const HUGE: usize = 2 << 20;
+    let _alone = ALONE.lock().await;
+    let before = std::fs::read_to_string(RESERVED).unwrap();
+    // Enough for farcall's own memory, too, should that be registered at this moment.
+    std::fs::write(RESERVED, "64").unwrap();
+    // Part of a page at the end, which is mapped and not exported.
+    let len = 2 * HUGE - 4096;
+    let memory = Arc::new(MappedWords::zeroed(len).unwrap());
+    std::fs::write(RESERVED, before).unwrap();
+    assert_eq!(page_size((*memory).as_ref().as_ptr() as usize), "2048 kB");
+    let region = Region::export(memory.clone(), Rights::READ | Rights::WRITE | Rights::ATOMICS);
+    let region = reached(region).await;
+    assert_eq!(region.region().len(), len);
+    let expected = used_directly(&region, vec![0; len]).await;
+    let words = (*memory).as_ref().iter().flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes());
+    assert!(words.eq(expected), "the words are not what was written");
 }
 
 /// Words that claim to lie in another device.

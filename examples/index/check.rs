@@ -10,7 +10,7 @@ use farcall::{Bytes, Channel};
 
 use crate::owner::Owner;
 use crate::reader::Reader;
-use crate::service::{IndexClient, Key, MAX_VALUE};
+use crate::service::{Bucket, CHECKSUM, IndexClient, Key, MAX_VALUE};
 
 const KEYS: u64 = 500;
 const READERS: u64 = 4;
@@ -113,6 +113,7 @@ pub async fn run(address: &str, own: Option<&Owner>) -> Result<(), Failure> {
     writeln!(out, "every key has the value that was written last")?;
     if let Some(own) = own {
         writeln!(out, "{}", wait_for_change(own, &reader, &model).await?)?;
+        writeln!(out, "{}", refuse_mixtures(own, &model)?)?;
     }
     Ok(())
 }
@@ -217,5 +218,46 @@ async fn wait_for_change(own: &Owner, reader: &Reader, model: &Arc<Model>) -> Re
             after - before
         )),
         _ => Err("a look-up during a change did not wait for its end".into()),
+    }
+}
+
+/// Mixes the bytes of a bucket before and after a change, as one READ may that is under way meanwhile: its device samples them in any
+/// order. Each mixture must be refused. Some have the old version, which is even. A reader that has seen this version before would take
+/// them for whole if it looked at versions alone.
+fn refuse_mixtures(own: &Owner, model: &Model) -> Result<String, Failure> {
+    let key = model.key(0);
+    let copies = || -> Result<_, Failure> {
+        let [one, other] = own.places(&key);
+        Ok([own.copy(one)?, own.copy(other)?])
+    };
+    own.begin_put(&key)?.put(&key, &model.value(0, 1))?;
+    let before = copies()?;
+    own.begin_put(&key)?.put(&key, &model.value(0, 2))?;
+    let after = copies()?;
+    let changed = before.iter().zip(&after).find(|(before, after)| before != after);
+    let (before, after) = changed.ok_or("the change is in neither bucket")?;
+    let version = |bucket: &[u8]| bucket.first_chunk().map(|version| u64::from_le_bytes(*version));
+    let (mut mixtures, mut even) = (0, 0);
+    // Words of eight bytes: each is the old one or the new one.
+    for (from, to) in
+        (8..=CHECKSUM).step_by(8).flat_map(|from| (from..=CHECKSUM + 8).step_by(8).map(move |to| (from, to)))
+    {
+        for (outer, inner) in [(before, after), (after, before)] {
+            let mixture = Bytes::from([&outer[..from], &inner[from..to], &outer[to..]].concat());
+            if mixture == before || mixture == after {
+                continue;
+            }
+            mixtures += 1;
+            even += u64::from(version(&mixture) == version(before));
+            if Bucket::whole(mixture)?.is_some() {
+                return Err(format!("bytes {from} to {to} of another version were not noticed").into());
+            }
+        }
+    }
+    match even {
+        0 => Err("no mixture has the version from before".into()),
+        _ => Ok(format!(
+            "{mixtures} mixtures of two versions of a bucket were refused, {even} of which have the old version"
+        )),
     }
 }

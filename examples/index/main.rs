@@ -1,6 +1,6 @@
 //! A hash index whose look-ups run no handler: readers read the buckets in the memory that the owner exports.
 //!
-//! A bucket has a version before and behind its entries. The owner makes both odd while it changes the bucket, so a reader notices
+//! A bucket has a version and ends with a checksum. Both fit each other only while nobody changes the bucket, so a reader notices
 //! that it has read half of a change, and reads again. Changes go by methods, to the owner alone. By RDMA readers read the
 //! memory by themselves, so look-ups cost the owner no processor time. By TCP its runtime does each read.
 //!
@@ -51,7 +51,7 @@ async fn run() -> Result<(), Failure> {
         [address] if !address.starts_with('-') => return check::run(address, None).await,
         _ => return Err("usage: index [ADDRESS | serve HOST:PORT]".into()),
     };
-    let owner = Owner::new(BUCKETS);
+    let owner = Owner::new(BUCKETS)?;
     let server = Server::builder().add(IndexServer::new(owner.clone())).with_env().bind(address).await?;
     let address = server.local_addr();
     if is_own {

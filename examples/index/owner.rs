@@ -7,7 +7,8 @@ use farcall::region::{Region, RemoteRegion, Rights};
 use farcall::{Bytes, Status};
 
 use crate::service::{
-    BEHIND, BUCKET, Bucket, ENTRY, Index, Key, MAX_VALUE, Statistics, buckets_of, encode, entry_offset,
+    BUCKET, Bucket, CHECKSUM, ENTRY, Index, Key, MAX_VALUE, Statistics, buckets_of, checksum, encode,
+    entry_offset,
 };
 
 /// The index. Clones are the same one.
@@ -24,9 +25,13 @@ struct Inner {
 
 impl Owner {
     /// Returns an empty index.
-    pub fn new(buckets: usize) -> Self {
+    pub fn new(buckets: usize) -> Result<Self, Status> {
         let region = Region::zeroed(buckets * BUCKET, Rights::READ);
-        Self(Arc::new(Inner { region, buckets, keys: Mutex::default(), handlers: AtomicU64::new(0) }))
+        let sum = checksum(&[0; CHECKSUM]).to_le_bytes();
+        for at in 0..buckets {
+            region.write(at * BUCKET + CHECKSUM, &sum)?;
+        }
+        Ok(Self(Arc::new(Inner { region, buckets, keys: Mutex::default(), handlers: AtomicU64::new(0) })))
     }
 
     fn keys(&self) -> MutexGuard<'_, u64> {
@@ -37,16 +42,25 @@ impl Owner {
         self.0.handlers.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Returns the bytes of a bucket. They are whole if nobody changes it meanwhile.
+    pub fn copy(&self, at: usize) -> Result<Bytes, Status> {
+        Ok(self.0.region.read(at * BUCKET..(at + 1) * BUCKET)?.into())
+    }
+
+    /// Returns the two buckets where a key may be.
+    pub fn places(&self, key: &Key) -> [usize; 2] {
+        buckets_of(key, self.0.buckets)
+    }
+
     /// Returns a copy of a bucket. The caller has locked `keys`, so nobody changes it meanwhile.
     fn bucket(&self, at: usize) -> Result<Bucket, Status> {
-        let bytes = self.0.region.read(at * BUCKET..(at + 1) * BUCKET)?;
-        Bucket::whole(bytes.into())?.ok_or_else(|| Status::internal("a change has not ended"))
+        Bucket::whole(self.copy(at)?)?.ok_or_else(|| Status::internal("a change has not ended"))
     }
 
     /// Begins to change the entry of a key. If the key is not there, it is a free entry with `insert`, and else nothing.
     fn change(&self, key: &Key, insert: bool) -> Result<Option<Change<'_>>, Status> {
         let keys = self.keys();
-        let places = buckets_of(key, self.0.buckets);
+        let places = self.places(key);
         let buckets = [self.bucket(places[0])?, self.bucket(places[1])?];
         let found = (0..2).find_map(|i| Some((i, buckets[i].find(key)?)));
         let had = found.is_some();
@@ -58,7 +72,7 @@ impl Owner {
         let Some((i, entry)) = place else { return Ok(None) };
         let version = buckets[i].version();
         let change = Change { region: &self.0.region, keys, start: places[i] * BUCKET, entry, version, had };
-        change.set_versions(version + 1)?;
+        change.set_version(version + 1)?;
         Ok(Some(change))
     }
 
@@ -69,7 +83,7 @@ impl Owner {
     }
 }
 
-/// A change of one bucket, whose versions are odd until this is dropped.
+/// A change of one bucket, whose version is odd, and does not fit its checksum, until this is dropped.
 #[must_use = "the bucket can't be read meanwhile"]
 pub struct Change<'a> {
     region: &'a Region,
@@ -100,9 +114,14 @@ impl Change<'_> {
         self.region.write(self.start + entry_offset(self.entry), entry)
     }
 
-    fn set_versions(&self, version: u64) -> Result<(), Status> {
-        self.region.write(self.start, &version.to_le_bytes())?;
-        self.region.write(self.start + BEHIND, &version.to_le_bytes())
+    fn set_version(&self, version: u64) -> Result<(), Status> {
+        self.region.write(self.start, &version.to_le_bytes())
+    }
+
+    fn end(&self) -> Result<(), Status> {
+        self.set_version(self.version + 2)?;
+        let content = self.region.read(self.start..self.start + CHECKSUM)?;
+        self.region.write(self.start + CHECKSUM, &checksum(&content).to_le_bytes())
     }
 }
 
@@ -110,7 +129,7 @@ impl Change<'_> {
 impl Drop for Change<'_> {
     fn drop(&mut self) {
         // It was written to before, so it can't fail.
-        let _ = self.set_versions(self.version + 2);
+        let _ = self.end();
     }
 }
 

@@ -16,11 +16,12 @@ pub const ENTRY: usize = 16 + 1 + MAX_VALUE;
 /// Entries of a bucket.
 pub const ENTRIES: usize = 8;
 
-/// The length of a bucket: a version, the entries, and the version again.
+/// The length of a bucket: a version, the entries, and a checksum of both. The version makes each state of a bucket another one: so a
+/// copy that fits its checksum is no older than the READ.
 pub const BUCKET: usize = 8 + ENTRIES * ENTRY + 8;
 
-/// The place of the second version.
-pub const BEHIND: usize = BUCKET - 8;
+/// The place of the checksum.
+pub const CHECKSUM: usize = BUCKET - 8;
 
 /// A map of keys to short values. Look-ups need no method: they read the memory of `table`.
 #[farcall::service(package = "farcall.example.index")]
@@ -50,13 +51,23 @@ pub struct Statistics {
 
 /// Returns the two buckets where a key may be. They may be the same.
 pub fn buckets_of(key: &Key, buckets: usize) -> [usize; 2] {
-    // FNV-1a, from two starts.
     let hash = |start: u64| {
-        let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
-        let hash = key.iter().fold(start, mix);
+        let hash = fnv(start, key);
         (hash ^ hash >> 32) as usize % buckets
     };
-    [hash(0xcbf2_9ce4_8422_2325), hash(0x9e37_79b9_7f4a_7c15)]
+    [hash(FNV_START), hash(0x9e37_79b9_7f4a_7c15)]
+}
+
+/// Returns the checksum of a bucket, from its bytes before the checksum.
+pub fn checksum(content: &[u8]) -> u64 {
+    fnv(FNV_START, content)
+}
+
+const FNV_START: u64 = 0xcbf2_9ce4_8422_2325;
+
+/// FNV-1a.
+fn fnv(start: u64, bytes: &[u8]) -> u64 {
+    bytes.iter().fold(start, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 
 /// A copy of a bucket.
@@ -65,15 +76,14 @@ pub struct Bucket(Bytes);
 impl Bucket {
     /// Checks a copy. Returns nothing if it was made while the bucket was being changed.
     ///
-    /// The owner makes both versions odd before a change, and both even behind it. So they are equal and even only if the bytes
-    /// between them belong together.
+    /// A device may read the bytes of one READ in any order, so versions in the copy say nothing of the bytes between them. Only the checksum
+    /// says that all belong together.
     pub fn whole(bytes: Bytes) -> Result<Option<Self>, Status> {
-        let (Some(before), Some(behind), BUCKET) = (bytes.first_chunk(), bytes.last_chunk(), bytes.len())
-        else {
+        let (Some((content, sum)), BUCKET) = (bytes.split_last_chunk(), bytes.len()) else {
             return Err(Status::internal(format!("a bucket has {BUCKET} bytes, not {}", bytes.len())));
         };
-        let (before, behind) = (u64::from_le_bytes(*before), u64::from_le_bytes(*behind));
-        Ok((before == behind && before % 2 == 0).then_some(Self(bytes)))
+        let is_whole = checksum(content) == u64::from_le_bytes(*sum);
+        Ok(is_whole.then_some(Self(bytes)))
     }
 
     /// Returns the version.

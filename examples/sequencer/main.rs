@@ -1,6 +1,6 @@
 //! A sequencer and a table of locks. The server exports memory, and clients count in it: no handler runs for a ticket or a lock.
 //!
-//! The server's runtime does each operation on a number, by TCP and by RDMA.
+//! By RDMA the server's device does the operations on numbers, and by TCP its runtime does.
 //!
 //! ```text
 //! cargo run --release --example sequencer                            # servers of its own, and a check

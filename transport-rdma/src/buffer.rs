@@ -10,7 +10,7 @@ use crate::dma::SharedExtent;
 
 /// Memory that is registered with an RDMA device: a long message in it is sent without a copy.
 #[derive(Debug)]
-pub struct Registered(Extent);
+pub struct Registered(pub(crate) Extent);
 
 impl Registered {
     /// Memory of this length, from the first open device that has some; with whatever an earlier message of this process

@@ -242,7 +242,9 @@ impl fmt::Display for Memlock {
             self.in_use.div_ceil(1024),
             Limit(self.soft),
             Limit(self.hard)
-        )
+        )?;
+        let missing = self.in_use.saturating_add(self.asked).saturating_sub(self.soft.unwrap_or(u64::MAX));
+        if missing > 0 { write!(f, ", {} KiB missing", missing.div_ceil(1024)) } else { Ok(()) }
     }
 }
 
@@ -325,7 +327,8 @@ mod tests {
         let reason = Unavailable::Memlock(memlock);
         assert_eq!(
             reason.to_string(),
-            "locked-memory limit: 8192 KiB asked, 1024 KiB in use, soft limit 64 KiB, hard limit unlimited"
+            "locked-memory limit: 8192 KiB asked, 1024 KiB in use, soft limit 64 KiB, hard limit unlimited, \
+             9152 KiB missing"
         );
         let remedy = reason.remedy();
         for part in [

@@ -9,6 +9,8 @@ use bytes::Bytes;
 use farcall_core::transport::{self, Attempt, BoxFuture, Candidate, Reason, Upgrade};
 use tokio::runtime::Handle;
 
+#[cfg(feature = "testing")]
+use crate::buffer::Registered;
 use crate::config::RdmaConfig;
 use crate::device::{Host, LocalPath, RemoteAddress, StreamEnds};
 use crate::endpoint::{Addresses, DeviceRegistry, Endpoint, Offer, RdmaCandidate};
@@ -48,6 +50,16 @@ impl RdmaUpgrade {
     #[cfg(any(test, feature = "testing"))]
     pub fn with_host(host: Arc<dyn Host>, config: RdmaConfig) -> Self {
         Self::on(DeviceRegistry::new(host), config)
+    }
+
+    /// Takes memory that is registered with a device of this one alone. `None`: there is none now, or no session has begun.
+    #[cfg(feature = "testing")]
+    pub fn take(&self, len: usize) -> Option<Registered> {
+        let endpoints = self.0.endpoints.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken = endpoints
+            .iter()
+            .find_map(|endpoint| endpoint.shard().resources.rendezvous_pool.take_or_grow(len));
+        taken.map(Registered)
     }
 
     fn on(machine: Arc<DeviceRegistry>, config: RdmaConfig) -> Self {

@@ -22,6 +22,8 @@ pub(crate) enum Method {
     Get,
     /// It is read from the server's memory (raw verbs).
     Read,
+    /// It is written to the server's memory (raw verbs).
+    Write,
     /// It comes again and again, as a stream.
     Stream,
     /// It goes there in pieces, and one byte comes back (raw verbs).
@@ -32,22 +34,26 @@ pub(crate) enum Method {
     Fill,
     /// It is read from a region of the server's (Farcall).
     Peek,
-    /// A number in a region of the server's grows (Farcall).
+    /// A number in memory of the server's grows (Farcall, raw verbs).
     Add,
+    /// A number in memory of the server's is compared and replaced (Farcall, raw verbs).
+    Swap,
 }
 
 impl Method {
-    const ALL: [(&str, Self); 10] = [
+    const ALL: [(&str, Self); 12] = [
         ("echo", Self::Echo),
         ("put", Self::Put),
         ("get", Self::Get),
         ("read", Self::Read),
+        ("write", Self::Write),
         ("stream", Self::Stream),
         ("chain", Self::Chain),
         ("lend", Self::Lend),
         ("fill", Self::Fill),
         ("peek", Self::Peek),
         ("add", Self::Add),
+        ("swap", Self::Swap),
     ];
 
     fn named(name: &str) -> Result<Self> {

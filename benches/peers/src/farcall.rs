@@ -178,7 +178,7 @@ impl Client {
     async fn new(channel: Channel, method: Method, size: usize) -> Result<Self> {
         let echo = EchoClient::new(&channel);
         let region = match method {
-            Method::Peek | Method::Add => Some(echo.region().await?.on(&channel)),
+            Method::Peek | Method::Add | Method::Swap => Some(echo.region().await?.on(&channel)),
             _ => None,
         };
         Ok(Self { echo, method, size, region, buffer: None })
@@ -222,6 +222,8 @@ impl Caller for Client {
             Method::Get => self.echo.get(self.size as u64).timeout(DEADLINE).await?.len(),
             Method::Peek => self.region()?.read(..self.size).await?.len(),
             Method::Add => self.region()?.fetch_add(0, 1).await.map(|_| self.size)?,
+            // It succeeds, however many do it at once.
+            Method::Swap => self.region()?.compare_and_swap(0, 0, 0).await.map(|_| self.size)?,
             // Boxed, so that the future of the others is no longer than it must be.
             _ => Box::pin(self.lend(payload)).await?,
         };

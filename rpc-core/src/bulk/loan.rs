@@ -134,6 +134,9 @@ impl<M> Loan<M> {
     /// while after a call that was given up. It returns when the server has ended that, or this side's device has after ten seconds. Do not
     /// use it to wait for a call that has not been sent yet.
     ///
+    /// Nothing writes to the memory any more then. Of [`Bytes`] that were lent to be read, an answer on its way to the server may keep a clone
+    /// for a while, so `Bytes::try_into_mut` may fail.
+    ///
     /// # Cancel safety
     ///
     /// Dropping the future gives the memory up, like dropping the loan.

@@ -269,6 +269,15 @@ impl Calls {
         answered.map_err(|NeverMade| WireError::new("response.call", "was never made"))
     }
 
+    /// Checks the call of a loan that the peer accesses. A call that has ended is no offence, but no honest peer knows of one that was never
+    /// made.
+    pub(crate) fn check_lender(&self, call: u64) -> Result<(), WireError> {
+        if self.slots.was_made(call) {
+            return Ok(());
+        }
+        Err(WireError::new("access.loan", "is of a call that was never made"))
+    }
+
     /// Waits for one of the peer's places for calls. If there is a ticket at the end, it must be handed
     /// [in](Self::leave_line).
     pub(crate) fn wait_in_line(

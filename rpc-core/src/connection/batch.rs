@@ -11,7 +11,7 @@ use super::Connection;
 use super::receive::Receiving;
 use crate::dispatch::{ENOUGH, Jobs};
 use crate::proto::inbox::Described;
-use crate::proto::wire::{Access, Accessed, CloseCode, Goaway, WireError};
+use crate::proto::wire::{Access, Accessed, CloseCode, Goaway, Operation, Target, WireError};
 use crate::status::Status;
 use crate::transport::{Link, Reason, Unavailable};
 
@@ -114,7 +114,15 @@ impl Connection {
 
     fn act_on(&self, action: Action) -> Result<(), WireError> {
         match action {
-            Action::Serve(number, access) => return self.accesses.serve(number, *access),
+            Action::Serve(number, access) => {
+                // A withdrawal is of the peer's own memory.
+                if let Target::Loan { call, .. } = access.target
+                    && access.operation != Operation::Withdraw
+                {
+                    self.calls.check_lender(call)?;
+                }
+                return self.accesses.serve(number, *access);
+            }
             Action::Refuse(number) => return self.accesses.refuse(number),
             Action::Accessed(number, outcome) => {
                 self.accesses.on_accessed(number, *outcome)?;

@@ -28,6 +28,8 @@ use crate::transport::{Atomic, DeviceAtomics, Exportable, Words, words};
 pub struct Region {
     shared: Arc<Shared>,
     remote: RemoteRegion,
+    /// Closed when nothing uses the memory any more.
+    released: watch::Receiver<()>,
 }
 
 /// The part of a region that peers reach.
@@ -50,7 +52,8 @@ pub(super) struct Exported {
 /// The memory of a region. Accesses keep it while they use it.
 pub(super) struct InUse {
     words: Words,
-    /// Dropped with this, which tells the task that revokes the region.
+    /// Dropped after the words, which tells the tasks that revoke the region.
+    #[expect(dead_code, reason = "its drop is what counts")]
     released: watch::Sender<()>,
 }
 
@@ -92,6 +95,9 @@ impl Region {
 
     /// Exports memory for some time, after which peers find it gone. The owner keeps it.
     ///
+    /// A peer that uses the memory by RDMA is then asked to stop. One that does not answer goes on for 10 seconds at most, and loses its
+    /// link. `revoke` waits for that, so it says when no peer can reach the memory any more.
+    ///
     /// # Panics
     ///
     /// If the system has no random numbers for the key.
@@ -114,7 +120,8 @@ impl Region {
     }
 
     fn exported(words: Words, len: usize, rights: Rights, expires: Option<Instant>) -> Self {
-        let memory = Arc::new(InUse { words, released: watch::Sender::new(()) });
+        let (sender, released) = watch::channel(());
+        let memory = Arc::new(InUse { words, released: sender });
         let exported = Mutex::new(Some(Exported { memory, grants: Vec::new(), numbers: Numbers::default() }));
         let shared = Arc::new(Shared { rights, len, expires, exported });
         let mut key = [0; 16];
@@ -122,7 +129,7 @@ impl Region {
         getrandom::fill(&mut key).expect("the system has random numbers");
         let key = u128::from_le_bytes(key);
         let number = access::export(key, shared.clone());
-        Self { shared, remote: RemoteRegion::new(number, key, len, rights) }
+        Self { shared, remote: RemoteRegion::new(number, key, len, rights), released }
     }
 
     /// Returns the handle by which peers use the region.
@@ -216,31 +223,30 @@ impl Region {
     /// The owner's accesses fail FAILED_PRECONDITION.
     ///
     /// A peer that uses the memory by itself is asked to stop. One that does not answer within 10 seconds loses its link.
+    /// Several tasks may revoke a region: all of them wait for its end.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped after its first poll, the export ends all the same, some time later.
+    /// If the future is dropped after its first poll, the export ends all the same, some time later. Another `revoke` waits for that.
     pub async fn revoke(&self) {
-        let Some(memory) = self.withdraw() else { return };
-        let mut released = memory.released.subscribe();
-        drop(memory);
+        self.withdraw();
         // Fails when the last access is done.
-        let _ = released.changed().await;
+        let _ = self.released.clone().changed().await;
     }
 
-    /// Lets no further access begin, and ends the grants. Returns the memory, unless that was done before.
-    fn withdraw(&self) -> Option<Arc<InUse>> {
+    /// Lets no further access begin, and ends the grants.
+    fn withdraw(&self) {
         access::withdraw(self.remote.number());
         let exported = self.shared.exported.lock().take();
-        let Exported { memory, grants, .. } = exported?;
-        grants.into_iter().for_each(GivenGrant::end);
-        Some(memory)
+        if let Some(Exported { grants, .. }) = exported {
+            grants.into_iter().for_each(GivenGrant::end);
+        }
     }
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
-        drop(self.withdraw());
+        self.withdraw();
     }
 }
 
@@ -370,4 +376,29 @@ fn failed(outcome: Outcome) -> Status {
         _ => (Code::FailedPrecondition, "the region was revoked"),
     };
     Status::new(code, why).with_blame(Blame::Application).with_executed(Executed::No)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Waker};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn each_task_that_revokes_waits_for_the_last_access() {
+        let region = Region::zeroed(64, Rights::READ);
+        let in_use = region.shared.memory().expect("it is not revoked");
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(pin!(region.revoke()).poll(&mut cx).is_pending(), "it was dropped after its first poll");
+        let (mut second, mut third) = (pin!(region.revoke()), pin!(region.revoke()));
+        for _ in 0..2 {
+            assert!(second.as_mut().poll(&mut cx).is_pending(), "the memory is in use");
+            assert!(third.as_mut().poll(&mut cx).is_pending(), "the memory is in use");
+        }
+        drop(in_use);
+        assert!(second.poll(&mut cx).is_ready());
+        assert!(third.poll(&mut cx).is_ready());
+        assert!(pin!(region.revoke()).poll(&mut cx).is_ready());
+    }
 }

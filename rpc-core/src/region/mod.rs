@@ -32,9 +32,11 @@
 //! - Numbers are little-endian, at offsets that are multiples of eight. Operations on them are atomic among each other, by whichever
 //!   peer, and among those of the owner through [`Region`]. `load` and `store` never see, or leave, half a number. An owner that
 //!   changes the words it has exported by other means says so by [`by_processor`](Region::by_processor).
-//! - Other reads and writes may see each other half done, in any order of bytes. Put a checksum with what belongs together. Or put a
-//!   version before and behind it: the writer makes both odd, awaits that, writes, awaits that, and makes both even. A reader takes
-//!   what it has read only if both versions are the same even number, and were so in a read before.
+//! - Other reads and writes may see each other half done: a device may read or write the bytes of one access in any order. Put a
+//!   checksum with what belongs together, as the example `index` does. Or keep a version: the writer makes it odd, awaits that, writes,
+//!   awaits that, and makes it even. A reader loads the version, reads, and loads the version again, each when the access before it has
+//!   returned. What it has read is whole if both loads have the same even number. A version that comes with the read itself tells
+//!   nothing: the device may have read the rest later.
 //! - An access that is started after another has returned takes effect after it. Others take effect in any order.
 //! - An access that fails with the connection [may have been done](crate::status::Executed::Maybe), or may still be done, because the
 //!   owner may have received it already. farcall never repeats one. Use numbers that only grow to find out, as the example

@@ -78,8 +78,14 @@ impl fmt::Debug for RemoteRegion {
 /// Each method is one access. Several may be under way at once; further ones than 64 on a connection wait.
 ///
 /// By RDMA all but the first accesses to a region need nothing of the owner's program: this process reads and writes the memory
-/// by itself, and the owner's device changes numbers. Only an encrypted link, a device without memory windows of type 2B or without
-/// atomic operations, or more than 16 regions on a connection leave it to the owner. So does [`store`](Self::store).
+/// by itself, and the owner's device changes numbers. The owner's runtime does what that can't do:
+///
+/// - everything on an encrypted link, with a device that has no memory windows of type 2B, for further regions than 16 on a connection, and
+///   for memory that the owner's device can't register: the limit on locked memory is too low, for example;
+/// - writes and operations on numbers, if the region's length is no multiple of eight;
+/// - operations on numbers, with a device that has no atomic operations, or if the owner wants them done
+///   [by its processor](super::Region::by_processor);
+/// - [`store`](Self::store), and [`load`](Self::load) without the right to atomic operations.
 ///
 /// # Cancel safety
 ///
@@ -114,7 +120,6 @@ impl RemoteMemory {
     }
 
     /// Reads a range. At most this side's `limits.max_message`, else INVALID_ARGUMENT.
-    ///
     pub async fn read(&self, range: impl RangeBounds<usize>) -> Result<Bytes, Status> {
         let (offset, len) = access::range(range, self.region.len())?;
         self.allowed(Rights::READ)?;

@@ -158,13 +158,18 @@ impl<E, R: Clone> Slots<E, R> {
     ) -> Result<(), NeverMade> {
         let mut table = self.lock();
         for (call, end) in answers {
-            if call == 0 || call > table.last {
+            if !table.was_made(call) {
                 return Err(NeverMade);
             }
             table.answered = true;
             wake.extend(table.end(call, end));
         }
         Ok(())
+    }
+
+    /// Whether there was ever a call of this number.
+    pub(crate) fn was_made(&self, call: u64) -> bool {
+        self.lock().was_made(call)
     }
 
     /// Ends a call without an answer. Returns the waker to wake when no lock is held.

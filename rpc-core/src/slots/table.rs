@@ -65,6 +65,12 @@ impl<E, R> Table<E, R> {
         }
     }
 
+    /// Whether there was ever a call of this number.
+    #[inline]
+    pub(super) fn was_made(&self, call: u64) -> bool {
+        (1..=self.last).contains(&call)
+    }
+
     /// Returns a number whose slot is free.
     pub(super) fn next(&mut self) -> u64 {
         // Keeps at least half of the slots free.

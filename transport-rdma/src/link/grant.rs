@@ -6,7 +6,9 @@
 use std::sync::{Arc, Weak};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use farcall_core::transport::{DeviceAtomics, DeviceId, DirectMemory, Grant, GrantTerms, Hold, Words};
+use farcall_core::transport::{
+    DeviceAtomics, DeviceId, DirectMemory, Grant, GrantTerms, Hold, Unavailable, Words,
+};
 use tokio::sync::{oneshot, watch};
 
 use super::LinkCore;
@@ -155,6 +157,7 @@ impl LinkCore {
         let exposure = match exposed.await.ok()? {
             Ok(exposure) => exposure?,
             Err(why) => {
+                let why = Unavailable::from(why);
                 tracing::warn!(link = self.name, %why, "peers can't use a region by themselves: this process does it for them");
                 return None;
             }

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock, PoisonError, RwLock, RwLockWriteGuard, Weak};
 use std::time::{Duration, Instant};
 
-use farcall_core::transport::Direction;
+use farcall_core::transport::{self, Direction};
 use tokio::sync::oneshot;
 
 use super::control::Control;
@@ -127,6 +127,15 @@ impl RendezvousPool {
         taken
     }
 
+    /// Returns memory for a message of this length that this side sends. `None`: there is none now, and more is asked for.
+    pub(crate) fn take_or_grow(self: &Arc<Self>, len: usize) -> Option<Extent> {
+        let taken = self.take(Direction::Request, len);
+        if taken.is_none() {
+            self.grow(Direction::Request, len, None);
+        }
+        taken
+    }
+
     /// Returns memory for an answer of this length that a device writes. `None`: there is none now, and more is asked for.
     pub(crate) fn target(self: &Arc<Self>, len: usize) -> Option<Arc<ReadTarget>> {
         let is_short = len <= SHORT;
@@ -169,7 +178,7 @@ impl RendezvousPool {
     }
 
     /// Returns memory for a message of this length, and waits while it is being registered. `None`: there may be no more.
-    async fn take_or_grow(self: &Arc<Self>, direction: Direction, len: usize) -> Option<Extent> {
+    async fn take_when_grown(self: &Arc<Self>, direction: Direction, len: usize) -> Option<Extent> {
         loop {
             let taken = self.take(direction, len);
             if taken.is_some() {
@@ -234,7 +243,7 @@ impl Half {
             }
             Some(Err(why)) => {
                 growth.left = 0;
-                let have = growth.have >> 20;
+                let (have, why) = (growth.have >> 20, transport::Unavailable::from(why));
                 tracing::warn!(device = device.name(), %why, "no more memory for long messages than {have} MiB: \
                     what does not fit is copied");
             }
@@ -327,20 +336,14 @@ pub(crate) fn in_use_anywhere() -> usize {
 /// Memory of this length that a device of this process can let peers read: the first device's that has some.
 pub(crate) fn take_anywhere(len: usize) -> Option<Extent> {
     let open: Vec<_> = registry().iter().filter_map(Weak::upgrade).collect();
-    open.iter().find_map(|bulk| {
-        let taken = bulk.take(Direction::Request, len);
-        if taken.is_none() {
-            bulk.grow(Direction::Request, len, None);
-        }
-        taken
-    })
+    open.iter().find_map(|bulk| bulk.take_or_grow(len))
 }
 
 /// As [`take_anywhere`], but waits while more is being registered.
 pub(crate) async fn grow_anywhere(len: usize) -> Option<Extent> {
     let open: Vec<_> = registry().iter().filter_map(Weak::upgrade).collect();
     for bulk in open {
-        let taken = bulk.take_or_grow(Direction::Request, len).await;
+        let taken = bulk.take_when_grown(Direction::Request, len).await;
         if taken.is_some() {
             return taken;
         }
@@ -375,7 +378,7 @@ mod tests {
     /// Takes memory, after waiting for it if it has to be registered.
     fn take(bulk: &Arc<RendezvousPool>, direction: Direction, len: usize) -> Option<Extent> {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        runtime.block_on(bulk.take_or_grow(direction, len))
+        runtime.block_on(bulk.take_when_grown(direction, len))
     }
 
     #[test]

@@ -46,13 +46,17 @@ pub(crate) fn settings(fabric: &Arc<Fabric>, n: u8, policy: Policy, config: Rdma
 
 /// The settings of a simulated host.
 pub(crate) fn settings_of(host: SimHost, policy: Policy, config: RdmaConfig) -> Settings {
-    let upgrade = Ok(Arc::new(RdmaUpgrade::with_host(Arc::new(host), config)) as _);
+    settings_with(RdmaUpgrade::with_host(Arc::new(host), config), policy)
+}
+
+/// The settings with this upgrade.
+pub(crate) fn settings_with(upgrade: RdmaUpgrade, policy: Policy) -> Settings {
     let plain = Settings::plain(
         Limits::default(),
         Liveness::default(),
         Unavailable::new(Reason::Disabled, "there is an upgrade"),
     );
-    Settings { policy, upgrade, ..plain }
+    Settings { policy, upgrade: Ok(Arc::new(upgrade)), ..plain }
 }
 
 /// The in-memory link as if it were encrypted. Its keys follow each other soon.

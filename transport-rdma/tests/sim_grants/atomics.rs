@@ -10,10 +10,10 @@ use farcall_core::region::{Region, RemoteMemory, Rights};
 use farcall_core::status::{Code, Executed};
 use farcall_core::transport::Cipher;
 use farcall_rdma::RdmaConfig;
-use farcall_rdma::testing::sim::{Fabric, SimHost};
+use farcall_rdma::testing::sim::SimHost;
 
 use crate::near::{self, Near};
-use crate::setup::{Elsewhere, PATIENCE, Setup, block, runtime, words};
+use crate::setup::{Elsewhere, Hosts, PATIENCE, Setup, block, runtime, words};
 
 fn all() -> Rights {
     Rights::READ | Rights::WRITE | Rights::ATOMICS
@@ -22,9 +22,8 @@ fn all() -> Rights {
 impl Setup {
     /// A server whose device can be tampered with.
     fn with_owners_host() -> (Self, SimHost) {
-        let fabric = Fabric::new(1);
-        let owners_host = fabric.host([10, 0, 0, 1].into());
-        (Self::on(fabric, owners_host.clone(), |host| Near { host, cipher: None }), owners_host)
+        let hosts = Hosts::new();
+        (Self::on(&hosts, Vec::new(), |host| Near { host, cipher: None }), hosts.server)
     }
 
     /// Another client, which has no RDMA.

@@ -16,7 +16,7 @@ use tokio::sync::{mpsc as channel, oneshot};
 use tokio::task::JoinHandle;
 
 use crate::near::Near;
-use crate::setup::{Elsewhere, PATIENCE, Setup, runtime};
+use crate::setup::{Elsewhere, Hosts, PATIENCE, Setup, runtime};
 
 const LEN: usize = 300_000;
 
@@ -69,7 +69,7 @@ impl Lender {
     async fn new(cipher: Option<Cipher>) -> Self {
         let (arrived, arrivals) = channel::unbounded_channel();
         let pages = Pages { info: info(), arrived };
-        let t = Setup::serving(vec![Arc::new(pages)], |host| Near { host, cipher });
+        let t = Setup::on(&Hosts::new(), vec![Arc::new(pages)], |host| Near { host, cipher });
         Self::of(t, arrivals).await
     }
 
@@ -136,7 +136,8 @@ async fn lent_memory_is_read_while_its_lender_does_nothing() {
     let (arrived, arrivals) = channel::unbounded_channel();
     let pages = Pages { info: info(), arrived };
     let on_server = server.clone();
-    let t = Setup::serving(vec![Arc::new(pages)], |host| Elsewhere { host, runtime: on_server });
+    let connector = |host| Elsewhere { host, runtime: on_server };
+    let t = Setup::on(&Hosts::new(), vec![Arc::new(pages)], connector);
     let mut lender = Lender::of(t, arrivals).await;
     let (call, loan, (lent, answer)) = lender.lend_directly().await;
     let (done, is_done) = mpsc::channel();
@@ -271,4 +272,27 @@ async fn a_sealed_link_lets_nobody_read_what_is_lent() {
         call.await.unwrap().unwrap();
         reclaimed(loan).await;
     }
+}
+
+#[tokio::test]
+async fn a_device_without_windows_exposes_no_loan() {
+    let hosts = Hosts::new();
+    let (arrived, arrivals) = channel::unbounded_channel();
+    let pages = Pages { info: info(), arrived };
+    let t = Setup::on(&hosts, vec![Arc::new(pages)], |host| Near { host, cipher: None });
+    // The page lies in registered memory.
+    let mut lender = Lender::of(t, arrivals).await;
+    lender.t.until(|t| t.bound() == 0).await;
+    let windows = lender.t.fabric.windows();
+    hosts.client.limit_windows(0);
+    for _ in 0..20 {
+        let (call, loan) = lender.lend();
+        let (lent, answer) = lender.arrived().await;
+        assert!(!lender.is_direct(&lent).await);
+        assert_eq!(lender.t.fabric.windows(), windows);
+        drop((lent, answer));
+        call.await.unwrap().unwrap();
+        reclaimed(loan).await;
+    }
+    assert_eq!(lender.t.channel.connection().await.unwrap().transport().name, "rdma");
 }

@@ -10,3 +10,4 @@ mod loans;
 #[path = "../near/mod.rs"]
 mod near;
 mod setup;
+mod writable_loans;

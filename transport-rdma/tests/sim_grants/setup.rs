@@ -1,7 +1,8 @@
 //! A client and an owner of regions, on a simulated network.
 
+use std::fmt::{Debug, Write};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -12,9 +13,11 @@ use farcall_core::server::ServerCore;
 use farcall_core::service::Service;
 use farcall_core::status::Result;
 use farcall_core::transport::{BoxFuture, Cipher, Link, memory};
-use farcall_rdma::RdmaConfig;
 use farcall_rdma::testing::sim::{Crossing, Fabric, SimHost};
+use farcall_rdma::{RdmaConfig, RdmaUpgrade};
 use tokio::runtime::Handle;
+use tracing::field::Field;
+use tracing::span;
 
 use crate::near::{self, Near};
 
@@ -47,7 +50,24 @@ pub(crate) struct Setup {
     /// How many atomic operations have.
     pub(crate) atomics: Arc<AtomicUsize>,
     pub(crate) channel: RawChannel,
+    /// The client's.
+    pub(crate) upgrade: RdmaUpgrade,
     pub(crate) host: Arc<ServerCore>,
+}
+
+/// The hosts of server and client.
+pub(crate) struct Hosts {
+    fabric: Arc<Fabric>,
+    pub(crate) server: SimHost,
+    pub(crate) client: SimHost,
+}
+
+impl Hosts {
+    pub(crate) fn new() -> Self {
+        let fabric = Fabric::new(1);
+        let [server, client] = [1, 2].map(|n| fabric.host([10, 0, 0, n].into()));
+        Self { fabric, server, client }
+    }
 }
 
 impl Setup {
@@ -56,50 +76,32 @@ impl Setup {
     }
 
     pub(crate) fn with<C: Connector>(connector: impl FnOnce(Arc<ServerCore>) -> C) -> Self {
-        let fabric = Fabric::new(1);
-        let owners_host = fabric.host([10, 0, 0, 1].into());
-        Self::on(fabric, owners_host, connector)
+        Self::on(&Hosts::new(), Vec::new(), connector)
     }
 
-    /// A server with services.
-    pub(crate) fn serving<C: Connector>(
-        services: Vec<Arc<dyn Service>>,
-        connector: impl FnOnce(Arc<ServerCore>) -> C,
-    ) -> Self {
-        let fabric = Fabric::new(1);
-        let servers_host = fabric.host([10, 0, 0, 1].into());
-        Self::of(fabric, servers_host, services, connector)
-    }
-
+    /// A server with services, on these hosts.
     pub(crate) fn on<C: Connector>(
-        fabric: Arc<Fabric>,
-        owners_host: SimHost,
-        connector: impl FnOnce(Arc<ServerCore>) -> C,
-    ) -> Self {
-        Self::of(fabric, owners_host, Vec::new(), connector)
-    }
-
-    fn of<C: Connector>(
-        fabric: Arc<Fabric>,
-        servers_host: SimHost,
+        hosts: &Hosts,
         services: Vec<Arc<dyn Service>>,
         connector: impl FnOnce(Arc<ServerCore>) -> C,
     ) -> Self {
         let config = RdmaConfig::default;
-        let host =
-            ServerCore::new(services, near::settings_of(servers_host, Policy::Auto, config())).unwrap();
-        let settings = near::settings(&fabric, 2, Policy::Auto, config());
+        let settings = near::settings_of(hosts.server.clone(), Policy::Auto, config());
+        let host = ServerCore::new(services, settings).unwrap();
+        let upgrade = RdmaUpgrade::with_host(Arc::new(hosts.client.clone()), config());
+        let settings = near::settings_with(upgrade.clone(), Policy::Auto);
         let channel = RawChannel::new(connector(Arc::clone(&host)), settings);
+        let fabric = Arc::clone(&hosts.fabric);
         let (reads, atomics) = <(Arc<AtomicUsize>, Arc<AtomicUsize>)>::default();
         let seen = (Arc::clone(&reads), Arc::clone(&atomics));
         fabric.tap(move |crossing, _, _| {
             seen.0.fetch_add(usize::from(crossing == Crossing::Read), Ordering::Relaxed);
             seen.1.fetch_add(usize::from(crossing == Crossing::Atomic), Ordering::Relaxed);
         });
-        Self { fabric, reads, atomics, channel, host }
+        Self { fabric, reads, atomics, channel, upgrade, host }
     }
 
-    /// Reads a region until a READ does it.
+    /// Reads a region until a READ does it. So short a read takes none if the owner does it.
     pub(crate) async fn until_direct(&self, memory: &RemoteMemory) {
         let direct = async {
             loop {
@@ -171,4 +173,42 @@ pub(crate) fn block(runtime: &Handle) -> mpsc::Sender<()> {
     });
     has_begun.recv().unwrap();
     release
+}
+
+/// The log of this thread, while the guard lives.
+#[derive(Clone, Default)]
+pub(crate) struct Log(Arc<Mutex<String>>);
+
+impl Log {
+    pub(crate) fn start() -> (Self, tracing::subscriber::DefaultGuard) {
+        let log = Self::default();
+        (log.clone(), tracing::subscriber::set_default(log))
+    }
+
+    pub(crate) fn said(&self) -> String {
+        self.0.lock().unwrap().clone()
+    }
+}
+
+impl tracing::Subscriber for Log {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        let mut said = self.0.lock().unwrap();
+        event.record(&mut |field: &Field, value: &dyn Debug| writeln!(said, "{field}: {value:?}").unwrap());
+    }
+
+    fn enter(&self, _: &span::Id) {}
+
+    fn exit(&self, _: &span::Id) {}
 }

@@ -129,8 +129,8 @@ impl Part {
                  `whole` and `pieces` on one of their own."
             }
             Self::Rdma => {
-                "Ratios are to raw verbs in the same polling mode: READs, for payloads that are put, got, lent or filled, \
-                 and for regions. `adaptive` is compared with `busy`, and with `event` where calls are rare; many connections with one."
+                "Ratios are to raw verbs in the same polling mode: READs, for payloads that are put, got or lent, and for `peek`; WRITEs for \
+                 payloads that are filled. `adaptive` is compared with `busy`, and with `event` where calls are rare; many connections with one."
             }
             _ => "Ratios are to `raw-tokio`.",
         }
@@ -238,7 +238,7 @@ impl Place {
             let method = match self.method.as_str() {
                 "lend" => "put",
                 "fill" => "get",
-                "peek" | "add" => "echo",
+                "peek" | "add" | "swap" => "echo",
                 unary => unary,
             };
             return (Self { method: method.to_owned(), ..self.clone() }, contestant.to_owned());
@@ -257,7 +257,8 @@ impl Place {
         }
         let place = match self.method.as_str() {
             "put" | "get" | "chain" | "stream" => Self::bulk("read", self.size),
-            "lend" | "fill" | "peek" => Self { method: "read".to_owned(), ..self.clone() },
+            "lend" | "peek" => Self { method: "read".to_owned(), ..self.clone() },
+            "fill" => Self { method: "write".to_owned(), ..self.clone() },
             _ => self.clone(),
         };
         let mode = if mode == "adaptive" { "busy" } else { mode };
@@ -386,7 +387,7 @@ pub(super) fn native(options: &Options) -> Vec<Group> {
     let unary = LENT_SIZES
         .iter()
         .flat_map(|size| ["put", "get"].map(|method| Place::lent(Part::Memory, method, *size)));
-    let regions = ["echo", "peek", "add"].map(|method| Place::region(Part::Memory, method));
+    let regions = ["echo", "peek", "add", "swap"].map(|method| Place::region(Part::Memory, method));
     groups.extend(lent.chain(unary).chain(regions).map(|place| Group { place, contestants: &["farcall"] }));
     groups.retain(|group| options.includes(group.place.part));
     groups
@@ -463,13 +464,16 @@ fn by_rdma() -> Vec<Group> {
     const RAW: &[&str] = &["raw-verbs busy", "raw-verbs event"];
     const OURS: &[&str] = &["farcall busy", "farcall event"];
     for size in LENT_SIZES {
-        groups.push(Group { place: Place::lent(Part::Rdma, "read", *size), contestants: RAW });
+        groups.extend(
+            ["read", "write"]
+                .map(|method| Group { place: Place::lent(Part::Rdma, method, *size), contestants: RAW }),
+        );
         groups.extend(
             LENT.map(|method| Group { place: Place::lent(Part::Rdma, method, *size), contestants: OURS }),
         );
     }
     const BOTH: &[&str] = &["raw-verbs busy", "farcall busy", "farcall event", "raw-verbs event"];
-    for (method, contestants) in [("read", RAW), ("peek", OURS), ("add", BOTH)] {
+    for (method, contestants) in [("read", RAW), ("peek", OURS), ("add", BOTH), ("swap", BOTH)] {
         groups.push(Group { place: Place::region(Part::Rdma, method), contestants });
     }
     // The worth of READs shows where they begin to be used; longer chains only take longer.

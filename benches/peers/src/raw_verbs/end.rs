@@ -97,8 +97,7 @@ impl End {
             }
         };
         if args.role == Role::Client {
-            let words = (0..args.load_size.div_ceil(8)).map(|_| AtomicU64::new(0)).collect::<Vec<_>>();
-            let words = Arc::new(self.device.add_words(Arc::new(words), true).map_err(shown)?);
+            let words = self.words(args.load_size)?;
             qp.alloc_windows(1).map_err(shown)?;
             let access = RemoteAccess { read: true, write: true, atomics: false };
             let exposure = qp.expose_words(words.clone(), access).map_err(shown)?;
@@ -110,11 +109,7 @@ impl End {
         self.completed(Cq::Receive).await?;
         let local = match reads(args)? {
             true => Local::Into(self.targets(args.load, args.load_size)?),
-            false => {
-                let arena = self.device.add_arena(args.load_size).map_err(shown)?;
-                let bytes = arena.take(args.load_size).ok_or("the arena is too small")?;
-                Local::From(bytes.freeze(0..args.load_size))
-            }
+            false => Local::From(self.payload(args.load_size)?),
         };
         let mut load = Load::new(args, config.bulk_window, qp, local, remote);
         load.begin()?;
@@ -136,6 +131,12 @@ impl End {
     /// A message in registered memory.
     pub(super) fn message(&self, len: usize) -> Result<Bytes> {
         Ok(self.slab.take().ok_or("no slot is free")?.freeze(0..len))
+    }
+
+    /// A long payload in registered memory.
+    pub(super) fn payload(&self, len: usize) -> Result<Bytes> {
+        let arena = self.device.add_arena(len).map_err(shown)?;
+        Ok(arena.take(len).ok_or("the arena is too small")?.freeze(0..len))
     }
 
     /// Posts all of it, and then what there is to receive into: it is not needed for as long as the peer takes.
@@ -205,20 +206,23 @@ impl End {
 
     /// Lets the other end read so many bytes, and tells it where. They can be read as long as this end is there.
     pub(super) async fn expose(&mut self, len: usize) -> Result<()> {
-        let arena = self.device.add_arena(len).map_err(shown)?;
-        let bytes = arena.take(len).ok_or("the arena is too small")?.freeze(0..len);
+        let bytes = self.payload(len)?;
         self.qp.alloc_windows(1).map_err(shown)?;
         let exposure = self.qp.expose(&bytes).map_err(shown)?;
         self.bind(&*Arc::clone(&self.qp), exposure).await
     }
 
-    /// Lets the other end have this device count in a number, and tells it where.
-    pub(super) async fn expose_number(&mut self) -> Result<()> {
-        let words = self.device.add_words(Arc::new(vec![AtomicU64::new(0)]), true).map_err(shown)?;
+    /// Lets the other end write to so many bytes, or have this device change numbers there, and tells it where.
+    pub(super) async fn expose_words(&mut self, len: usize, access: RemoteAccess) -> Result<()> {
+        let words = self.words(len)?;
         self.qp.alloc_windows(1).map_err(shown)?;
-        let access = RemoteAccess { read: false, write: false, atomics: true };
-        let exposure = self.qp.expose_words(Arc::new(words), access).map_err(shown)?;
+        let exposure = self.qp.expose_words(words, access).map_err(shown)?;
         self.bind(&*Arc::clone(&self.qp), exposure).await
+    }
+
+    fn words(&self, len: usize) -> Result<Arc<RegisteredWords>> {
+        let words = (0..len.div_ceil(8)).map(|_| AtomicU64::new(0)).collect::<Vec<_>>();
+        Ok(Arc::new(self.device.add_words(Arc::new(words), true).map_err(shown)?))
     }
 
     async fn bind(&mut self, qp: &dyn QueuePair, exposure: Exposure) -> Result<()> {
@@ -232,7 +236,7 @@ impl End {
         exchange(&mut self.socket, &format!("{} {}", exposure.addr(), exposure.rkey())).map(drop)
     }
 
-    /// Where the other end lets this one read, or count.
+    /// Where the other end lets this one read, write, or change numbers.
     pub(super) fn exposed(&mut self) -> Result<RemoteRange> {
         let told = exchange(&mut self.socket, "where?")?;
         let (addr, rkey) = told.trim_end().split_once(' ').ok_or_else(|| format!("no range: {told}"))?;

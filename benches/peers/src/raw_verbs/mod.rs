@@ -2,7 +2,9 @@
 //!
 //! - `echo`: each message is answered by one as long.
 //! - `read`: READs of the server's memory.
+//! - `write`: WRITEs to the server's memory.
 //! - `add`: the server's device counts.
+//! - `swap`: the server's device compares a number, and replaces it.
 //! - `chain`: each payload goes in SENDs of 8 KiB, answered by one byte: what long messages would be without READs.
 //!
 //! Beside `echo`, the server reads (`--load-method lend`) or writes (`fill`) memory of the client's, on a queue pair of its own with
@@ -17,7 +19,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use farcall_rdma::testing::device::{Atomic, Cq, ReadTarget, RemoteRange, Work};
+use farcall_rdma::testing::device::{Atomic, Cq, ReadTarget, RemoteAccess, RemoteRange, Work};
 use hdrhistogram::Histogram;
 
 use crate::Result;
@@ -41,11 +43,17 @@ async fn serve(args: &Args) -> Result<()> {
     let listener = TcpListener::bind(&args.address)?;
     crate::listening(listener.local_addr()?)?;
     let mut end = End::connect(args, listener.accept()?.0).await?;
-    if matches!(args.method, Method::Read | Method::Add) {
-        match args.method {
-            Method::Read => end.expose(args.size).await?,
-            _ => end.expose_number().await?,
+    let exposed = match args.method {
+        Method::Read => Some(end.expose(args.size).await),
+        Method::Write => Some(end.expose_words(args.size, RemoteAccess::WRITE).await),
+        Method::Add | Method::Swap => {
+            let access = RemoteAccess { read: false, write: false, atomics: true };
+            Some(end.expose_words(size_of::<u64>(), access).await)
         }
+        _ => None,
+    };
+    if let Some(exposed) = exposed {
+        exposed?;
         // The device does the rest by itself.
         std::future::pending::<()>().await;
     }
@@ -80,7 +88,8 @@ struct Client {
 enum Kind {
     Messages { part: Bytes, parts: usize },
     Reads { targets: Vec<Arc<ReadTarget>>, from: RemoteRange },
-    Adds { targets: Vec<Arc<ReadTarget>>, on: RemoteRange },
+    Writes { bytes: Bytes, to: RemoteRange },
+    Atomics { atomic: Atomic, targets: Vec<Arc<ReadTarget>>, on: RemoteRange },
 }
 
 impl Client {
@@ -90,9 +99,18 @@ impl Client {
                 let from = end.exposed()?;
                 Kind::Reads { targets: end.targets(args.concurrency, args.size)?, from }
             }
-            Method::Add => {
+            Method::Write => {
+                let to = end.exposed()?;
+                Kind::Writes { bytes: end.payload(args.size)?, to }
+            }
+            Method::Add | Method::Swap => {
+                let atomic = match args.method {
+                    Method::Add => Atomic::FetchAdd(1),
+                    // It succeeds, however many do it at once.
+                    _ => Atomic::CompareAndSwap { expected: 0, new: 0 },
+                };
                 let on = end.exposed()?;
-                Kind::Adds { targets: end.targets(args.concurrency, size_of::<u64>())?, on }
+                Kind::Atomics { atomic, targets: end.targets(args.concurrency, size_of::<u64>())?, on }
             }
             _ => Kind::Messages { part: end.message(args.size.min(SLOT))?, parts: parts(&args) },
         };
@@ -140,10 +158,12 @@ impl Client {
                 let into = targets[self.begun as usize % targets.len()].clone();
                 self.end.post([Work::Read { at: 0, len: into.len(), into, from: *from, tag: self.begun }])
             }
-            Kind::Adds { targets, on } => {
+            Kind::Writes { bytes, to } => {
+                self.end.post([Work::Write { bytes: bytes.clone(), to: *to, tag: self.begun }])
+            }
+            Kind::Atomics { atomic, targets, on } => {
                 let into = targets[self.begun as usize % targets.len()].clone();
-                let atomic = Atomic::FetchAdd(1);
-                self.end.post([Work::Atomic { atomic, on: *on, into, tag: self.begun }])
+                self.end.post([Work::Atomic { atomic: *atomic, on: *on, into, tag: self.begun }])
             }
         }
     }

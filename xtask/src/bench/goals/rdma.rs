@@ -22,9 +22,9 @@ pub(super) fn all(results: &Results) -> Vec<Goal> {
         let [stream, read] =
             [Place::streams(Part::Rdma, BULK_SIZES[0], 1), Place::bulk("read", BULK_SIZES[0])];
         goal(Metric::Bandwidth, (&stream, &farcall), (&read, &raw), AtLeast(0.85));
-        for method in ["peek", "add"] {
-            let [place, read] = [method, "read"].map(|method| Place::region(Part::Rdma, method));
-            goal(Metric::P50, (&place, &farcall), (&read, &raw), AtMost(1.2));
+        for methods in [["peek", "read"], ["add", "add"], ["swap", "swap"]] {
+            let [place, by_hand] = methods.map(|method| Place::region(Part::Rdma, method));
+            goal(Metric::P50, (&place, &farcall), (&by_hand, &raw), AtMost(1.2));
         }
         let alone = Place::echo(Part::Beside, 64, 1, 1);
         for beside in LENT.map(Place::beside_lent) {
@@ -35,9 +35,9 @@ pub(super) fn all(results: &Results) -> Vec<Goal> {
                 ["read", "put", "get", "chain"].map(|method| Place::bulk(method, *size));
             goal(Metric::Bandwidth, (&read, &raw), (&read, &perftest), AtLeast(0.95));
             let least = if *size < 1 << 20 { 0.85 } else { 0.95 };
-            let raw_read = Place::lent(Part::Rdma, "read", *size);
-            for place in LENT.map(|method| Place::lent(Part::Rdma, method, *size)) {
-                goal(Metric::Bandwidth, (&place, &farcall), (&raw_read, &raw), AtLeast(least));
+            for methods in [["lend", "read"], ["fill", "write"]] {
+                let [place, by_hand] = methods.map(|method| Place::lent(Part::Rdma, method, *size));
+                goal(Metric::Bandwidth, (&place, &farcall), (&by_hand, &raw), AtLeast(least));
             }
             for place in [&put, &get] {
                 goal(Metric::Bandwidth, (place, &farcall), (&read, &raw), AtLeast(least));

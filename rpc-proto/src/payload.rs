@@ -12,6 +12,8 @@ use bytes::{Bytes, BytesMut};
 #[cfg(feature = "prost")]
 use farcall_segments::Segments;
 
+#[cfg(feature = "prost")]
+pub(crate) use self::allowance::{FREE, check_memory};
 pub use self::allowance::{MemoryGrant, OpenGrant, TooLarge};
 pub(crate) use self::body::Body;
 use self::body::Written;

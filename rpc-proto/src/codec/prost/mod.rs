@@ -6,7 +6,7 @@ use prost::{DecodeError, Message};
 
 use self::memory::Counted;
 use super::{Codec, CodecError, Decode, Encode, Postcard, Shape};
-use crate::payload::{Decoder, Encoder};
+use crate::payload::{Decoder, Encoder, FREE, check_memory};
 use crate::status::Status;
 
 /// Carries one protobuf message, or none (`()`), with prost's types.
@@ -33,8 +33,14 @@ impl<T: Message, const MESSAGE: usize> Encode<T> for Prost<MESSAGE> {
     }
 }
 
-/// A message that is no longer than this may take any memory that it can. Bytes.
-const SHORT: usize = 256;
+/// Returns the length of messages whose memory need not be counted, at `message` bytes for a message within, in bytes.
+///
+/// Two bytes are enough for a message within, and a list has room for up to twice what is in it. So values take up to `message`
+/// bytes for each byte, which stay below what nobody is asked for.
+const fn short(message: usize) -> usize {
+    let length = FREE as usize / if message == 0 { 1 } else { message };
+    if length < 256 { length } else { 256 }
+}
 
 #[cold]
 fn malformed(error: DecodeError) -> CodecError {
@@ -43,9 +49,13 @@ fn malformed(error: DecodeError) -> CodecError {
 
 impl<T: Message + Default, const MESSAGE: usize> Decode<T> for Prost<MESSAGE> {
     fn decode(input: &mut Decoder) -> Result<T, CodecError> {
+        if input.left() <= const { short(MESSAGE) } {
+            return T::decode(input.take_rest()).map_err(malformed);
+        }
         let body = input.take_rest();
-        if body.len() <= SHORT {
-            return T::decode(body).map_err(malformed);
+        if body.len() > FREE as usize {
+            // prost copies strings and byte strings, and aborts the process where there is no memory for them.
+            check_memory(body.len())?;
         }
         input.take_memory(memory::of_messages(&body, MESSAGE))?;
         let mut body = Counted::new(body, input);

@@ -7,7 +7,9 @@ use std::fs;
 use std::marker::PhantomData;
 
 use farcall::middleware::ServiceExt;
-use farcall::{Channel, Code, Compression, Executed, Prost, Server, ServerBuilder, Status, Stream, Streaming, stream};
+use farcall::{
+    Channel, Code, Compression, Executed, Prost, Server, ServerBuilder, Status, Stream, Streaming, stream,
+};
 use prost::DecodeError;
 use prost::bytes::{Buf, BufMut};
 use prost::encoding::{DecodeContext, WireType};

@@ -252,7 +252,8 @@ impl<T, E> Streaming<T, E> {
     pub(crate) fn answered(begun: Begun, (item, error): (ReadItem<T>, ReadError<E>)) -> Self {
         let Begun { reader, connection, deadline, progress, parent, metadata, on_end } = begun;
         let alarm = deadline.map(|deadline| Box::pin(tokio::time::sleep_until(deadline)));
-        let remote = Remote { reader, connection, item, apart: None, error, is_answer: true, alarm, progress, parent };
+        let remote =
+            Remote { reader, connection, item, apart: None, error, is_answer: true, alarm, progress, parent };
         let mut stream = Self::from(Origin::Peer(Box::new(remote)), metadata);
         stream.on_end = on_end;
         stream

@@ -150,7 +150,7 @@ impl Allowance {
         let mut step = lacking.max(self.granted).max(FREE).min(self.beyond);
         if self.ask(step).is_err() {
             // There may be enough for this value.
-            step = lacking;
+            step = lacking.max(FREE).min(self.beyond);
             self.ask(step)?;
         }
         self.granted += step;

@@ -19,6 +19,9 @@ use crate::status::Status;
 /// 32 for each field, the bytes of strings, and `MESSAGE` bytes more for each message within the message, by default 256. It can't see
 /// how large the structs of such messages are. A service with larger ones (`size_of` tells) says so, or a peer makes it hold more than
 /// is counted: `#[farcall::service(codec = farcall::Prost<1024>)]`. Peers need not agree about it.
+///
+/// Nothing is counted of messages that take less than 64 KiB in any case. By default, these are the messages of up to 256 bytes, which
+/// have room for 128 others. With a larger `MESSAGE` they are shorter.
 #[derive(Debug)]
 pub enum Prost<const MESSAGE: usize = 256> {}
 

@@ -2,8 +2,8 @@
 //!
 //! A task that decodes for long holds up its thread, and with it whatever else the runtime has given to that thread: in a runtime
 //! with one thread everything, in others the task that was woken last. Either may be the reader of a connection. A caller that
-//! polls its link itself has let go of it by then, but runs on such a thread, too. So all messages above [`VERY_LONG`] are decoded
-//! [apart](apart): arguments, answers and items.
+//! polls its link itself has let go of it by then, but runs on such a thread, too. So arguments, answers and items above
+//! [`VERY_LONG`] are decoded [`apart`].
 
 use std::any::TypeId;
 use std::future::{pending, poll_fn};

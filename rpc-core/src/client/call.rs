@@ -82,7 +82,7 @@ use crate::status::Status;
 ///   call that was certainly not executed is sent again, up to four times in all, before its caller hears of it. One
 ///   that may have been executed is not.
 /// - RESOURCE_EXHAUSTED, if a message is longer than the receiver's `limits.max_message`, or its metadata than its
-///   `limits.max_metadata`.
+///   `limits.max_metadata`, or if its values take more memory than they may.
 /// - FAILED_PRECONDITION, if this build lacks the chosen [compression](Self::compress).
 /// - INVALID_ARGUMENT, if a [metadata](Self::metadata) key or value is not allowed.
 /// - UNIMPLEMENTED or FAILED_PRECONDITION, if the server lacks the method, has it with another signature, or runs a

@@ -19,11 +19,14 @@ use crate::transport::BoxFuture;
 /// messages.
 type Read<O> = fn(&dyn fmt::Display, Answered, Option<Begun>) -> O;
 
+/// A function that has the answer of a call converted on another thread.
+type StartReading<O> = fn(Name, Answered, Read<O>) -> BoxFuture<O>;
+
 /// How the answer of a call becomes its result.
 pub(crate) struct Finish<O> {
     here: Read<O>,
     /// Reads a long answer apart. `None`: no answer takes long to read.
-    apart: Option<fn(Name, Answered, Read<O>) -> BoxFuture<O>>,
+    apart: Option<StartReading<O>>,
 }
 
 impl<O> Finish<O> {

@@ -26,28 +26,28 @@ impl TooLarge {
     /// Returns the error of an allocation that has failed.
     #[cold]
     pub(crate) fn no_memory() -> Self {
-        Self(Bound::OfAllocator)
+        Self(Bound::Allocator)
     }
 }
 
 /// The limit that values exceed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Bound {
-    OfMessages,
-    OfProcess,
-    OfAllocator,
+    Message,
+    Budget,
+    Allocator,
 }
 
 impl fmt::Display for TooLarge {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0 {
-            Bound::OfMessages => {
+            Bound::Message => {
                 "its values take more memory than those of one message may; send fewer at a time"
             }
-            Bound::OfProcess => {
+            Bound::Budget => {
                 "its values take more memory than the receiver's limits.memory has left; send fewer at a time, or later"
             }
-            Bound::OfAllocator => {
+            Bound::Allocator => {
                 "the receiver's process has no memory for its values; give it more, or send fewer at a time"
             }
         })
@@ -142,7 +142,7 @@ impl Allowance {
     fn grow(&mut self, bytes: usize) -> Result<(), TooLarge> {
         let lacking =
             u32::try_from(bytes - self.left as usize).ok().filter(|lacking| *lacking <= self.beyond);
-        let Some(lacking) = lacking else { return Err(TooLarge(Bound::OfMessages)) };
+        let Some(lacking) = lacking else { return Err(TooLarge(Bound::Message)) };
         if let Account::AtNeed(open) = self.account {
             self.account = open().map_or(Account::None, Account::Open);
         }
@@ -168,7 +168,7 @@ impl Allowance {
         if let Account::Open(account) = &mut self.account
             && !account.grow(bytes as usize)
         {
-            return Err(TooLarge(Bound::OfProcess));
+            return Err(TooLarge(Bound::Budget));
         }
         Ok(())
     }
@@ -247,7 +247,7 @@ mod tests {
             assert!(taken <= granted && granted <= 2 * taken + 2 * FREE as usize, "{granted} for {taken}");
         }
         assert!(taken > (MOST - FREE) as usize - 1000);
-        assert_eq!(allowance.take(1000), Err(TooLarge(Bound::OfMessages)));
+        assert_eq!(allowance.take(1000), Err(TooLarge(Bound::Message)));
         let grant = allowance.into_grant();
         assert_eq!(ACCOUNT.get().0, (MOST - FREE) as usize);
         drop(grant);
@@ -258,7 +258,7 @@ mod tests {
     fn an_account_may_refuse() {
         let mut allowance = at_need(1 << 20);
         assert_eq!(allowance.take(600_000), Ok(()));
-        assert_eq!(allowance.take(600_000), Err(TooLarge(Bound::OfProcess)));
+        assert_eq!(allowance.take(600_000), Err(TooLarge(Bound::Budget)));
     }
 
     #[test]
@@ -268,7 +268,7 @@ mod tests {
         for _ in 0..3 {
             assert_eq!(allowance.take(600_000), Ok(()));
             assert_eq!(ACCOUNT.get().0, 600_000 - FREE as usize);
-            assert_eq!(allowance.take(600_000), Err(TooLarge(Bound::OfProcess)));
+            assert_eq!(allowance.take(600_000), Err(TooLarge(Bound::Budget)));
             allowance.renew();
             assert_eq!(ACCOUNT.get().0, 0);
         }
@@ -279,9 +279,9 @@ mod tests {
         for mut allowance in [at_need(usize::MAX), Allowance::new()] {
             allowance.limit(100_000);
             assert_eq!(allowance.take(60_000), Ok(()));
-            assert_eq!(allowance.take(40_001), Err(TooLarge(Bound::OfMessages)));
+            assert_eq!(allowance.take(40_001), Err(TooLarge(Bound::Message)));
             assert_eq!(allowance.take(40_000), Ok(()));
-            assert_eq!(allowance.take(usize::MAX), Err(TooLarge(Bound::OfMessages)));
+            assert_eq!(allowance.take(usize::MAX), Err(TooLarge(Bound::Message)));
         }
     }
 }

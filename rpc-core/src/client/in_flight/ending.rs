@@ -41,7 +41,7 @@ impl InFlightCall {
         self.named(parent_ended().with_executed(executed))
     }
 
-    /// Whether an unsent call must [expire](Self::expire). If not, registers to be polled when that may be so.
+    /// Whether a call that is not sent, or whose answer is still being decoded, must [expire](Self::expire). If not, registers to be polled when that may be so.
     pub(super) fn is_late(&mut self, cx: &mut TaskContext<'_>) -> bool {
         if let State::Sent(pending) = &self.state
             && !pending.has_answer()

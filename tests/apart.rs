@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
 use std::pin::pin;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake};
 use std::thread::{self, Thread};
 use std::time::Duration;
@@ -27,7 +27,7 @@ static GATE: Mutex<Gate> = Mutex::new(Gate::Open);
 static OPENED: Condvar = Condvar::new();
 
 /// A test holds this while it uses the gate.
-static TEST: Mutex<()> = Mutex::new(());
+static TEST: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 fn set(gate: Gate) {
     *GATE.lock().unwrap_or_else(PoisonError::into_inner) = gate;
@@ -173,12 +173,12 @@ impl Pages for Shelf {
 struct Rig {
     store: StoreClient,
     pages: PagesClient,
-    _test: MutexGuard<'static, ()>,
+    _test: tokio::sync::MutexGuard<'static, ()>,
 }
 
 impl Rig {
     async fn new() -> Self {
-        let test = TEST.lock().unwrap_or_else(PoisonError::into_inner);
+        let test = TEST.lock().await;
         set(Gate::Open);
         let server = Server::builder().add(StoreServer::new(Shelf)).add(PagesServer::new(Shelf));
         let server = server.bind("127.0.0.1:0").await.unwrap();
@@ -215,7 +215,6 @@ async fn read_all(items: Streaming<Slow>) -> Vec<Slow> {
 }
 
 #[tokio::test]
-#[expect(clippy::await_holding_lock, reason = "tests take turns, each with a runtime of its own")]
 async fn other_calls_go_on_while_long_arguments_are_decoded() {
     let rig = Rig::new().await;
     let (store, pages) = (rig.store.clone(), rig.pages.clone());
@@ -224,7 +223,6 @@ async fn other_calls_go_on_while_long_arguments_are_decoded() {
 }
 
 #[tokio::test]
-#[expect(clippy::await_holding_lock, reason = "tests take turns, each with a runtime of its own")]
 async fn other_calls_go_on_while_long_answers_are_decoded() {
     let rig = Rig::new().await;
     let (store, pages) = (rig.store.clone(), rig.pages.clone());
@@ -247,7 +245,6 @@ async fn other_calls_go_on_while_long_answers_are_decoded() {
 }
 
 #[tokio::test]
-#[expect(clippy::await_holding_lock, reason = "tests take turns, each with a runtime of its own")]
 async fn other_calls_go_on_while_long_items_are_decoded() {
     let rig = Rig::new().await;
     let expected = vec![long(), Slow(vec![1]), long()];
@@ -266,7 +263,6 @@ async fn other_calls_go_on_while_long_items_are_decoded() {
 }
 
 #[tokio::test]
-#[expect(clippy::await_holding_lock, reason = "tests take turns, each with a runtime of its own")]
 async fn a_deadline_ends_a_call_whose_answer_is_being_decoded() {
     let rig = Rig::new().await;
     rig.store.ping().await.unwrap();

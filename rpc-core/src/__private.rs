@@ -30,12 +30,13 @@ pub use streams::{
 };
 
 use crate::buffer_pool::encoder;
-use crate::client::{Finish, FinishStream};
+use crate::client::{Finish, read};
 use crate::codec::{Carry, CodecError, Decode, Encode, Shape, all_read};
 use crate::payload::{Decoder, Encoder, MemoryGrant};
 use crate::refusal::undecodable;
 use crate::service::{Failure, Kind};
 use crate::status::{Blame, Code, Executed};
+use crate::stream::ReadItem;
 
 /// The codec's functions for a type of argument.
 ///
@@ -44,17 +45,17 @@ use crate::status::{Blame, Code, Executed};
 #[derive(Debug)]
 pub struct Argument<T> {
     encode: fn(&T, &mut Encoder) -> Result<(), CodecError>,
-    decode: fn(&mut Decoder) -> Result<T, CodecError>,
+    decode: ReadItem<T>,
     shape: fn(&mut Shape),
     /// Whether the codec identifies arguments by position, so that their names are part of a signature.
     named: bool,
 }
 
 /// Returns the codec's functions for an argument of type `T`.
-pub fn argument<C: Carry<T>, T: Send>() -> Argument<T> {
+pub fn argument<C: Carry<T>, T: Send + 'static>() -> Argument<T> {
     Argument {
         encode: <C as Encode<T>>::encode,
-        decode: <C as Decode<T>>::decode,
+        decode: ReadItem::by::<C>(),
         shape: <C as Decode<T>>::shape,
         named: C::ARGUMENTS > 1,
     }
@@ -67,8 +68,6 @@ pub struct Returned<O> {
     reply: fn(&ServiceInfo, usize, O, StatusIn) -> Reply,
     status_in: StatusIn,
     finish: Finish<O>,
-    /// For a call that streams its arguments.
-    finish_stream: FinishStream<O>,
 }
 
 /// Returns the codec's functions for a method that returns `O`. `C` and `D` are the codec, and `E` is the error type.
@@ -76,7 +75,7 @@ pub struct Returned<O> {
 /// and of the error's `From<Status>`.
 pub fn returned<O, C, D, E>() -> (Returned<O>, ErrorType<E>)
 where
-    O: Outcome<Err = E>,
+    O: Outcome<Err = E> + Send + 'static,
     C: Carry<O::Ok>,
     D: Carry<E>,
     E: Failure + 'static,
@@ -89,8 +88,7 @@ where
         },
         reply: reply::<O, C, D, E>,
         status_in: errors::is_status,
-        finish: |call, answer| O::from_result(call.decode::<O::Ok, C, E, D>(answer)),
-        finish_stream: |call, answer, _| O::from_result(call.decode::<O::Ok, C, E, D>(answer)),
+        finish: Finish::decoding::<C>(|call, answer, _| read::<O, C, D>(call, answer)),
     };
     (returned, ErrorType(PhantomData))
 }
@@ -282,7 +280,7 @@ impl Incoming {
 
     /// Takes the next argument.
     pub fn next<T>(&mut self, argument: Argument<T>, name: &str) -> Result<T, Reply> {
-        (argument.decode)(&mut self.input)
+        (argument.decode.here)(&mut self.input)
             .map_err(|e| malformed(format_args!("the argument `{name}` can't be decoded"), &e))
     }
 

@@ -57,7 +57,7 @@ pub trait Service: Send + Sync + 'static {
 /// Calls a service whose arguments may take long to decode.
 pub(crate) async fn call(service: Arc<dyn Service>, method: usize, request: IncomingCall) -> Reply {
     // `Raw` has nothing to decode.
-    if request.payload.body_len() <= decoding::VERY_LONG || service.info().codec == Raw::NAME {
+    if !decoding::is_long(&request.payload) || service.info().codec == Raw::NAME {
         return service.call(method, request).await;
     }
     // Shares the state of the current context, which is not current in the thread that decodes.

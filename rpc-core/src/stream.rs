@@ -1,6 +1,7 @@
 //! Streams for applications: [`Streaming`], and how a handler answers with one.
 
 mod end;
+mod read_item;
 mod remote;
 
 use std::fmt;
@@ -15,15 +16,16 @@ use tokio::time::Instant;
 pub(crate) use self::end::OnEnd;
 use self::end::{End, undecoded};
 pub use self::end::{EndReason, StreamEnd};
+pub(crate) use self::read_item::ReadItem;
 use self::remote::Remote;
 pub use crate::call_streams::{Available, OutgoingWindow, Streams};
 use crate::call_streams::{Reader, poll_share};
-use crate::codec::{CodecError, all_read};
+use crate::codec::CodecError;
 use crate::compress::Compression;
 use crate::connection::Connection;
 use crate::context::Parent;
 use crate::metadata::Metadata;
-use crate::payload::{Decoder, Payload};
+use crate::payload::Payload;
 use crate::progress_watch::ProgressAlarm;
 use crate::status::{Code, Status};
 
@@ -128,7 +130,6 @@ struct Local<T, E> {
     read: u64,
 }
 
-pub(crate) type ReadItem<T> = fn(&mut Decoder) -> Result<T, CodecError>;
 pub(crate) type ReadError<E> = fn(Payload) -> Result<E, CodecError>;
 
 impl<T> Streaming<T> {
@@ -140,6 +141,7 @@ impl<T> Streaming<T> {
             reader,
             connection,
             item,
+            apart: None,
             error,
             is_answer: false,
             alarm: None,
@@ -181,9 +183,13 @@ impl<T, E: From<Status>> Streaming<T, E> {
 
     fn poll_item(&mut self, cx: &mut TaskContext<'_>) -> Poll<Option<Result<T, E>>> {
         if let (None, Origin::Peer(remote)) = (self.end, &mut self.from) {
-            let decode = remote.item;
+            let read = remote.item;
             let end = match ready!(remote.next(cx)) {
-                Some(Ok(input)) => match decode_item(decode, input) {
+                Some(Ok(input)) if read.is_long(input) => {
+                    remote.read_apart();
+                    return self.poll_more(cx);
+                }
+                Some(Ok(input)) => match read.whole(input) {
                     Ok(item) => return Poll::Ready(Some(Ok(item))),
                     Err(error) => undecoded(&error),
                 },
@@ -203,8 +209,9 @@ impl<T, E: From<Status>> Streaming<T, E> {
         }
         match &mut self.from {
             Origin::Peer(remote) => match ready!(remote.poll(cx)) {
+                Ok(Some(item)) => Poll::Ready(Some(Ok(item))),
                 // The message that has arrived contains an item.
-                Ok(()) => self.poll_item(cx),
+                Ok(None) => self.poll_item(cx),
                 Err(end) => Poll::Ready(self.end_with(*end).map(Err)),
             },
             Origin::Local(local) => {
@@ -245,7 +252,8 @@ impl<T, E> Streaming<T, E> {
     pub(crate) fn answered(begun: Begun, (item, error): (ReadItem<T>, ReadError<E>)) -> Self {
         let Begun { reader, connection, deadline, progress, parent, metadata, on_end } = begun;
         let alarm = deadline.map(|deadline| Box::pin(tokio::time::sleep_until(deadline)));
-        let remote = Remote { reader, connection, item, error, is_answer: true, alarm, progress, parent };
+        let remote =
+            Remote { reader, connection, item, apart: None, error, is_answer: true, alarm, progress, parent };
         let mut stream = Self::from(Origin::Peer(Box::new(remote)), metadata);
         stream.on_end = on_end;
         stream
@@ -315,11 +323,4 @@ impl<T, E> fmt::Debug for Streaming<T, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Streaming").field("end", &self.end).finish_non_exhaustive()
     }
-}
-
-#[inline]
-fn decode_item<T>(read: ReadItem<T>, input: &mut Decoder) -> Result<T, CodecError> {
-    let value = read(input)?;
-    all_read(input)?;
-    Ok(value)
 }

@@ -294,6 +294,27 @@ async fn a_bad_answer_is_the_end_of_its_call_alone() {
     }
 }
 
+/// The caller's thread may be that which reads the connection.
+#[test]
+fn a_long_answer_is_unpacked_on_another_thread() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (mut peer, call, asked) = runtime.block_on(async {
+        let (caller, mut links, _) = played();
+        let call = tokio::spawn(call(&caller, ECHO, "").into_future());
+        let mut peer = Peer::greeted(links.recv().await.unwrap(), compressing(features::ZSTD)).await;
+        let (header, _) = peer.expect(FrameType::REQUEST).await;
+        (peer, call, header.call)
+    });
+    let long = response(ResponseKind::Ok, 1, 60 << 20, &packed_zeros(60 << 20));
+    let mut answer = Bytes::new();
+    let used = allocation_counter::measure(|| {
+        peer.session_frame(FrameType::RESPONSE, asked, 0, long);
+        answer = runtime.block_on(call).unwrap().unwrap();
+    });
+    assert_eq!(answer.len(), 60 << 20);
+    assert!(used.bytes_max < 1 << 20, "{} bytes in the caller's thread", used.bytes_max);
+}
+
 /// Four calls of 1 MiB fit. The others wait compressed until handlers are done.
 #[tokio::test]
 async fn no_more_is_unpacked_at_once_than_may_be_assembled() {

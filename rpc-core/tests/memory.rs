@@ -8,7 +8,11 @@ mod support;
 use std::process::Command;
 
 use bytes::Bytes;
+#[cfg(feature = "prost")]
+use farcall_core::codec::Prost;
+use farcall_core::codec::{Decode, Postcard, from_payload};
 use farcall_core::config::Limits;
+use farcall_core::payload::Payload;
 use farcall_core::proto::wire::{CloseCode, FrameType};
 use farcall_core::status::{Code, Executed};
 use farcall_core::testing::{Peer, hello};
@@ -27,18 +31,85 @@ const PART: usize = 128 << 10;
 /// An environment variable of the process whose memory is limited.
 const LIMITED: &str = "FARCALL_TEST_LIMITED";
 
-/// Runs itself in another process, whose address space is limited.
+/// Runs a test again, in a process whose address space has so many KiB. Returns whether this is that process.
+fn is_limited(memory: usize, test: &str) -> bool {
+    if std::env::var_os(LIMITED).is_some() {
+        return true;
+    }
+    let limited = format!("ulimit -v {memory} && exec \"$0\" --exact --test-threads 1 {test}");
+    let program = std::env::current_exe().unwrap();
+    let output = Command::new("sh").args(["-c", &limited]).arg(program).env(LIMITED, "1").output().unwrap();
+    let words = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && words.contains("1 passed"), "{words}\n{output:?}");
+    false
+}
+
 #[test]
 fn a_message_that_memory_has_no_room_for_ends_its_call_and_not_the_process() {
     let name = "a_message_that_memory_has_no_room_for_ends_its_call_and_not_the_process";
-    if std::env::var_os(LIMITED).is_some() {
-        return Builder::new_current_thread().enable_all().build().unwrap().block_on(in_little_memory());
+    if is_limited(MEMORY, name) {
+        Builder::new_current_thread().enable_all().build().unwrap().block_on(in_little_memory());
     }
-    let limited = format!("ulimit -v {MEMORY} && exec \"$0\" --exact --test-threads 1 {name}");
-    let test = std::env::current_exe().unwrap();
-    let output = Command::new("sh").args(["-c", &limited]).arg(test).env(LIMITED, "1").output().unwrap();
-    let words = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && words.contains("1 passed"), "{words}\n{output:?}");
+}
+
+/// Decodes a message that there would be no memory for.
+fn decode<C: Decode<T>, T>(body: Vec<u8>) {
+    let Err(why) = from_payload::<C, T>(Payload::from_body(body.into())) else {
+        panic!("there was memory for all of {}", std::any::type_name::<T>());
+    };
+    assert!(why.is_too_large() && why.to_string().contains("no memory"), "{why}");
+}
+
+/// Returns a message of Postcard: a length, and so many bytes `x` or other elements.
+fn long_postcard(length: usize, element: u8) -> Vec<u8> {
+    let mut body = postcard::to_allocvec(&length).unwrap();
+    body.resize(body.len() + length, element);
+    body
+}
+
+#[test]
+fn values_that_memory_has_no_room_for_end_their_call_and_not_the_process() {
+    if !is_limited(400 << 10, "values_that_memory_has_no_room_for_end_their_call_and_not_the_process") {
+        return;
+    }
+    decode::<Postcard, Vec<Vec<u8>>>(long_postcard(9 << 20, 0));
+    decode::<Postcard, String>(long_postcard(220 << 20, b'x'));
+    decode::<Postcard, Vec<u8>>(long_postcard(220 << 20, b'x'));
+    #[cfg(feature = "prost")]
+    {
+        let mut body = vec![0x0a];
+        prost::encode_length_delimiter(220 << 20, &mut body).unwrap();
+        body.resize(body.len() + (220 << 20), b'x');
+        decode::<Prost, String>(body);
+        decode::<Prost, Wide>([0x0a, 0].repeat(900_000));
+    }
+    // Others go on.
+    let text = from_payload::<Postcard, String>(Payload::from_body(long_postcard(1 << 20, b'x').into()));
+    assert_eq!(text.unwrap().len(), 1 << 20);
+}
+
+/// A message whose struct takes as much memory as a message counts as, nearly.
+#[cfg(feature = "prost")]
+#[derive(Clone, PartialEq, prost::Message)]
+struct Wide {
+    #[prost(message, repeated, tag = "1")]
+    children: Vec<Self>,
+    #[prost(string, tag = "2")]
+    a: String,
+    #[prost(string, tag = "3")]
+    b: String,
+    #[prost(string, tag = "4")]
+    c: String,
+    #[prost(string, tag = "5")]
+    d: String,
+    #[prost(string, tag = "6")]
+    e: String,
+    #[prost(string, tag = "7")]
+    f: String,
+    #[prost(string, tag = "8")]
+    g: String,
+    #[prost(string, tag = "9")]
+    h: String,
 }
 
 fn large() -> Limits {

@@ -13,7 +13,7 @@ use bytes::{Bytes, BytesMut};
 use farcall_segments::Segments;
 
 #[cfg(feature = "prost")]
-pub(crate) use self::allowance::FREE;
+pub(crate) use self::allowance::{FREE, check_memory};
 pub use self::allowance::{MemoryGrant, OpenGrant, TooLarge};
 pub(crate) use self::body::Body;
 use self::body::Written;

@@ -9,7 +9,7 @@ use std::task::{Context as TaskContext, Poll, ready};
 use super::errors::{ErrorType, StatusIn, is_status};
 use super::{Argument, CallName, Returned, Signature, error_shape, fail};
 use crate::call_streams::Source;
-use crate::client::{Arguments, FinishStream, StreamCall, Stub, stream_of};
+use crate::client::{Arguments, Finish, StreamCall, Stub, stream_of};
 use crate::codec::{Carry, Decode, Encode, Shape};
 use crate::payload::{Encoder, Payload};
 use crate::service::{Failure, Kind, Method, Outcome, Reply, ServiceInfo};
@@ -25,7 +25,7 @@ pub struct Streamed<I, T, E, R> {
     refuse: fn(&CallName<'_>, &R, StatusIn) -> Reply,
     /// Functions that find the status in an error among the items, and in an error in place of the stream.
     status_in: [StatusIn; 2],
-    finish: FinishStream<Result<Streaming<T, E>, R>>,
+    finish: Finish<Result<Streaming<T, E>, R>>,
     flat: Flat<I, T, E>,
 }
 
@@ -37,12 +37,12 @@ pub type WithErrors<I, T, E, R> = (Streamed<I, T, E, R>, ErrorType<E>, ErrorType
 /// as with [`returned`](super::returned).
 pub fn streamed<I, C, D, E, F, R>() -> WithErrors<I, I::Ok, E, R>
 where
-    I: Outcome<Err = E>,
+    I: Outcome<Ok: Send + 'static, Err = E>,
     C: Carry<I::Ok>,
     D: Carry<E>,
-    E: Failure + 'static,
+    E: Failure + Send + 'static,
     F: Carry<R>,
-    R: Failure + 'static,
+    R: Failure + Send + 'static,
 {
     let streamed = Streamed::<I, I::Ok, E, R> {
         shape: |answer| {
@@ -63,7 +63,7 @@ where
         },
         refuse: fail::<F, R>,
         status_in: [is_status; 2],
-        finish: stream_of::<I::Ok, E, R, C, D, F>,
+        finish: Finish::decoding::<C>(stream_of::<I::Ok, E, R, C, D, F>),
         flat: Flat {
             next: |stream, cx| Pin::new(stream).poll_next(cx).map(|item| item.map(I::from_result)),
             failed: |error| I::from_result(Err(error)),
@@ -202,7 +202,7 @@ pub fn call_with_stream<O>(
     items: Items,
     returned: Returned<O>,
 ) -> StreamCall<O> {
-    StreamCall::new(stub.clone(), method, arguments, Some(items.0), returned.finish_stream)
+    StreamCall::new(stub.clone(), method, arguments, Some(items.0), returned.finish)
 }
 
 /// Returns the stream that a call is answered with. The call starts when the stream is first polled. A refusal becomes

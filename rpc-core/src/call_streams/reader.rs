@@ -70,6 +70,17 @@ impl Reader {
         Poll::Ready(Some(Ok(self.items.input())))
     }
 
+    /// Takes the items of the current message, to decode the one that was [advanced to](Self::next) elsewhere. There is none until
+    /// they are [returned](Self::go_on_with).
+    pub(crate) fn take_items(&mut self) -> Items {
+        std::mem::take(&mut self.items)
+    }
+
+    /// Goes on with items that were [taken](Self::take_items).
+    pub(crate) fn go_on_with(&mut self, items: Items) {
+        self.items = items;
+    }
+
     /// Advances to the next message, when all items of the last were [read](Self::next). `Err`: how the stream has
     /// ended; every later call returns that again.
     pub(crate) fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<(), Ended>> {

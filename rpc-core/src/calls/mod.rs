@@ -15,7 +15,8 @@ use self::announced::AnnouncedServices;
 pub(crate) use self::request::{Answered, CallOptions, CallRequest, Received};
 use crate::access::{Accesses, Lending};
 use crate::call_streams::{CallStreams, Ended, StreamTable};
-use crate::compress::{self, Unpacking};
+use crate::compress::{self, CantUnpack, Unpacking};
+use crate::decoding;
 use crate::interface::Kind;
 use crate::payload::{Loan, Payload};
 use crate::proto::message::{Head, Message};
@@ -26,6 +27,7 @@ use crate::refusal::{refusal, too_large};
 use crate::session::{Role, Sender, polls_at_once};
 use crate::slots::{CallSlots, NeverMade, OpenError, Place, SlotOutcome, Slots, Ticket};
 use crate::status::{Blame, Code, Executed, Status};
+use crate::transport::BoxFuture;
 
 /// The calls of this side, from their requests to their answers.
 #[derive(Debug)]
@@ -333,7 +335,8 @@ impl Calls {
         next
     }
 
-    /// Decodes a RESPONSE. A malformed one ends the connection.
+    /// Decodes a RESPONSE. A malformed one ends the connection. A long compressed one stays compressed, and must be
+    /// [unpacked](unpack_apart) before it is used.
     pub(crate) fn understand(&self, message: Bytes, received: &mut Option<Box<Received>>) -> Answered {
         let understood = ResponseHead::decode_apart(message).and_then(|(head, metadata, mut payload)| {
             if let Some(block) = metadata {
@@ -343,6 +346,7 @@ impl Calls {
                     Err(status) => return Ok(Err(status)),
                 }
                 match self.unpack(payload)? {
+                    Ok(packed) if packed.as_packed().is_some() => return Ok(Ok((head.kind, packed))),
                     Ok(plain) => payload = plain,
                     Err(status) => return Ok(Err(status)),
                 }
@@ -375,13 +379,30 @@ impl Calls {
         self.slots.is_empty() && (self.sender.terms().role == Role::Server || self.streams.is_empty())
     }
 
-    /// Decompresses an answer, if necessary, in the task that waits for it.
+    /// Decompresses an answer, if necessary and unless it is long, in the task that waits for it.
     #[cold]
     fn unpack(&self, payload: Payload) -> Result<Result<Payload, Status>, WireError> {
         let Some(packed) = payload.as_packed() else { return Ok(Ok(payload)) };
         if let Err(too_long) = self.unpacking.admit(packed)? {
             return Ok(Err(too_long.status("the result", "the client's").with_executed(Executed::Maybe)));
         }
-        Ok(compress::unpack(payload).map_err(|why| why.status("the result")))
+        if packed.unpacked_len() > decoding::VERY_LONG as u64 {
+            return Ok(Ok(payload));
+        }
+        Ok(compress::unpack(payload).map_err(cant_unpack))
     }
+}
+
+/// Decompresses a long answer on another thread.
+#[cold]
+pub(crate) fn unpack_apart(kind: ResponseKind, payload: Payload) -> BoxFuture<Answered> {
+    Box::pin(async move {
+        let unpacked = decoding::apart(move || compress::unpack(payload)).await;
+        Ok((kind, unpacked.map_err(cant_unpack)?))
+    })
+}
+
+#[cold]
+fn cant_unpack(why: CantUnpack) -> Status {
+    why.status("the result")
 }

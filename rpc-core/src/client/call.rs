@@ -6,10 +6,10 @@ use std::marker::PhantomData;
 use std::pin::Pin;
 use std::task::{Context as TaskContext, Poll, ready};
 
+use super::finish::{Apart, Finish, read};
 use super::in_flight::InFlightCall;
 use super::options::options;
 use super::{Parts, Response, Stub};
-use crate::calls::Answered;
 use crate::codec::Decode;
 use crate::payload::Payload;
 use crate::service::Outcome;
@@ -82,7 +82,7 @@ use crate::status::Status;
 ///   call that was certainly not executed is sent again, up to four times in all, before its caller hears of it. One
 ///   that may have been executed is not.
 /// - RESOURCE_EXHAUSTED, if a message is longer than the receiver's `limits.max_message`, or its metadata than its
-///   `limits.max_metadata`.
+///   `limits.max_metadata`, or if its values take more memory than they may.
 /// - FAILED_PRECONDITION, if this build lacks the chosen [compression](Self::compress).
 /// - INVALID_ARGUMENT, if a [metadata](Self::metadata) key or value is not allowed.
 /// - UNIMPLEMENTED or FAILED_PRECONDITION, if the server lacks the method, has it with another signature, or runs a
@@ -93,6 +93,7 @@ use crate::status::Status;
 #[must_use = "a call does nothing until it is awaited"]
 pub struct Call<O, C> {
     call: InFlightCall,
+    apart: Apart<O>,
     returns: PhantomData<fn() -> (O, C)>,
 }
 
@@ -101,24 +102,24 @@ options!(Call<O, C>);
 impl<O, C> Call<O, C> {
     #[inline]
     pub(super) fn new(stub: Stub, method: usize, arguments: Result<Payload, Status>) -> Self {
-        Self { call: InFlightCall::new(stub, method, arguments), returns: PhantomData }
+        Self { call: InFlightCall::new(stub, method, arguments), apart: Apart::new(), returns: PhantomData }
     }
 
     /// Returns the result with its [`Response`]: the connection, the number of attempts, the metadata.
     pub fn with_response(self) -> ResponseFuture<O, C> {
-        ResponseFuture { call: self.call, returns: PhantomData }
+        ResponseFuture { call: self.call, apart: self.apart, returns: PhantomData }
     }
 
     /// Returns the result and, beside it, its [`Parts`]: the connection, the number of attempts, the metadata. A call
     /// that fails has these, too.
     pub fn with_parts(self) -> PartsFuture<O, C> {
-        PartsFuture { call: self.call, returns: PhantomData }
+        PartsFuture { call: self.call, apart: self.apart, returns: PhantomData }
     }
 
     /// Returns the future of the call. `finish` converts the answer into its result.
     #[inline]
     pub(crate) fn finished_by(self, finish: Finish<O>) -> CallFuture<O> {
-        CallFuture { call: self.call, finish }
+        CallFuture { call: self.call, apart: self.apart, finish }
     }
 }
 
@@ -130,7 +131,7 @@ impl<O, C> fmt::Debug for Call<O, C> {
 
 impl<O, C> Future for Call<O, C>
 where
-    O: Outcome,
+    O: Outcome + Send + 'static,
     O::Err: From<Status>,
     C: Decode<O::Ok> + Decode<O::Err>,
 {
@@ -138,18 +139,27 @@ where
 
     #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<O> {
-        let answer = ready!(self.call.poll(cx));
-        Poll::Ready(O::from_result(self.call.decode::<O::Ok, C, O::Err, C>(answer)))
+        let Self { call, apart, .. } = &mut *self;
+        apart.poll_call(call, by::<O, C>(), cx)
     }
 }
 
-/// A function that converts the answer of a call into its result.
-pub(crate) type Finish<O> = fn(&InFlightCall, Answered) -> O;
+/// Returns the way in which `C` turns an answer into its result.
+#[inline]
+fn by<O, C>() -> Finish<O>
+where
+    O: Outcome + Send + 'static,
+    O::Err: From<Status>,
+    C: Decode<O::Ok> + Decode<O::Err>,
+{
+    Finish::decoding::<C>(|call, answer, _| read::<O, C, C>(call, answer))
+}
 
 /// A call with a function that decodes its result. Dropping it cancels the call.
 #[must_use = "futures do nothing unless polled"]
 pub struct CallFuture<O> {
     call: InFlightCall,
+    apart: Apart<O>,
     finish: Finish<O>,
 }
 
@@ -158,8 +168,8 @@ impl<O> Future for CallFuture<O> {
 
     #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<O> {
-        let answer = ready!(self.call.poll(cx));
-        Poll::Ready((self.finish)(&self.call, answer))
+        let Self { call, apart, finish } = &mut *self;
+        apart.poll_call(call, *finish, cx)
     }
 }
 
@@ -167,22 +177,23 @@ impl<O> Future for CallFuture<O> {
 #[must_use = "futures do nothing unless polled"]
 pub struct ResponseFuture<O, C> {
     call: InFlightCall,
+    apart: Apart<O>,
     returns: PhantomData<fn() -> (O, C)>,
 }
 
 impl<O, C> Future for ResponseFuture<O, C>
 where
-    O: Outcome,
+    O: Outcome + Send + 'static,
     O::Err: From<Status>,
     C: Decode<O::Ok> + Decode<O::Err>,
 {
     type Output = Result<Response<O::Ok>, O::Err>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Self::Output> {
-        let answer = ready!(self.call.poll(cx));
-        let parts = self.call.parts();
-        let value = self.call.decode::<O::Ok, C, O::Err, C>(answer);
-        Poll::Ready(value.and_then(|value| Ok(parts.of_result(value)?)))
+        let Self { call, apart, .. } = &mut *self;
+        let outcome = ready!(apart.poll_call(call, by::<O, C>(), cx));
+        let parts = call.parts();
+        Poll::Ready(outcome.into_result().and_then(|value| Ok(parts.of_result(value)?)))
     }
 }
 
@@ -190,21 +201,22 @@ where
 #[must_use = "futures do nothing unless polled"]
 pub struct PartsFuture<O, C> {
     call: InFlightCall,
+    apart: Apart<O>,
     returns: PhantomData<fn() -> (O, C)>,
 }
 
 impl<O, C> Future for PartsFuture<O, C>
 where
-    O: Outcome,
+    O: Outcome + Send + 'static,
     O::Err: From<Status>,
     C: Decode<O::Ok> + Decode<O::Err>,
 {
     type Output = (O, Parts);
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Self::Output> {
-        let answer = ready!(self.call.poll(cx));
-        let parts = self.call.parts();
-        Poll::Ready((O::from_result(self.call.decode::<O::Ok, C, O::Err, C>(answer)), parts))
+        let Self { call, apart, .. } = &mut *self;
+        let outcome = ready!(apart.poll_call(call, by::<O, C>(), cx));
+        Poll::Ready((outcome, call.parts()))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::future::poll_fn;
 
+use super::finish::Finish;
 use super::in_flight::InFlightCall;
 use super::{RawChannel, StreamCall, Stub};
 use crate::middleware::{Dispatch, OutgoingCall, Request, Response};
@@ -25,7 +26,7 @@ impl Dispatch for SendService {
                 let answer = poll_fn(|cx| call.poll(cx)).await;
                 return Response::received(answer, None, call.parts());
             }
-            let mut call = StreamCall::of(call, |_, answer, begun| (answer, begun));
+            let mut call = StreamCall::of(call, Finish::here(|_, answer, begun| (answer, begun)));
             let (answer, begun) = (&mut call).await;
             Response::received(answer, begun, call.parts())
         })

@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::sync::Weak;
 use std::task::{Context as TaskContext, Poll};
 
+use super::finish::{Apart, Finish, read_error};
 use super::in_flight::InFlightCall;
 use super::options::options;
 use super::{Parts, Response, Stub};
@@ -19,10 +20,7 @@ use crate::progress_watch::ProgressAlarm;
 use crate::proto::wire::{EndReason, ResponseKind};
 use crate::service::{Kind, Outcome, Reply};
 use crate::status::{Blame, Code, Executed, Status};
-use crate::stream::{Begun, Stream, Streaming};
-
-/// A function that converts the answer of a call, and the stream that it began, into its result.
-pub(crate) type Finish<O> = fn(&InFlightCall, Answered, Option<Begun>) -> O;
+use crate::stream::{Begun, ReadItem, Stream, Streaming};
 
 /// A call with a stream of arguments, of answers or both, that has not begun. Set its options, then `.await` it.
 ///
@@ -43,6 +41,7 @@ pub struct StreamCall<O> {
     call: InFlightCall,
     /// Boxed, because it is large and most calls have none.
     pump: Option<Box<Pump<Box<dyn Source>>>>,
+    apart: Apart<O>,
     finish: Finish<O>,
 }
 
@@ -64,7 +63,7 @@ impl<O> StreamCall<O> {
 
     /// Returns the streaming form of a call that exists already.
     pub(super) fn of(call: InFlightCall, finish: Finish<O>) -> Self {
-        Self { call, pump: None, finish }
+        Self { call, pump: None, apart: Apart::new(), finish }
     }
 
     /// Returns the result with its [`Response`]. If the answer is a stream, it has no trailers yet: see
@@ -102,14 +101,19 @@ impl<O> Future for StreamCall<O> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<O> {
         let this = &mut *self;
+        if this.apart.is_begun() {
+            return this.apart.poll(&mut this.call, this.finish, cx);
+        }
         loop {
             if let Poll::Ready(answer) = this.call.poll(cx) {
-                return Poll::Ready(this.answered(answer));
+                return this.answered(answer, cx);
             }
             match this.pump(cx) {
                 // The poll may have been missed while arguments were sent, so poll for the answer again.
                 Poll::Ready(Ok(())) => {}
-                Poll::Ready(Err(status)) => return Poll::Ready((this.finish)(&this.call, Err(status), None)),
+                Poll::Ready(Err(status)) => {
+                    return this.apart.read(&mut this.call, this.finish, Err(status), None, cx);
+                }
                 Poll::Pending => return Poll::Pending,
             }
         }
@@ -152,10 +156,10 @@ impl<O> StreamCall<O> {
         }
     }
 
-    fn answered(&mut self, answer: Answered) -> O {
+    fn answered(&mut self, answer: Answered, cx: &mut TaskContext<'_>) -> Poll<O> {
         if let Some(mut begun) = self.call.take_begun() {
             begun.parent = self.call.take_parent();
-            return (self.finish)(&self.call, answer, Some(begun));
+            return self.apart.read(&mut self.call, self.finish, answer, Some(begun), cx);
         }
         let streams = self.call.streams().filter(|streams| streams.is_answer()).cloned();
         let begun = match (&answer, streams) {
@@ -177,7 +181,7 @@ impl<O> StreamCall<O> {
             }
             _ => None,
         };
-        (self.finish)(&self.call, answer, begun)
+        self.apart.read(&mut self.call, self.finish, answer, begun, cx)
     }
 
     /// Moves the sending of arguments into a task, because the answer has begun and its reader need not drive them.
@@ -275,21 +279,21 @@ impl<O> fmt::Debug for StreamCall<O> {
 /// Returns the answer of a method that streams items `T` with errors `E`, or the refusal `R`. `C`, `D` and `F` are
 /// their codecs.
 pub(crate) fn stream_of<T, E, R, C, D, F>(
-    call: &InFlightCall,
+    call: &dyn fmt::Display,
     answer: Answered,
     begun: Option<Begun>,
 ) -> Result<Streaming<T, E>, R>
 where
+    T: Send + 'static,
     C: Decode<T>,
     D: Decode<E>,
     F: Decode<R>,
     R: From<Status>,
 {
     if let Some(begun) = begun {
-        let read = (<C as Decode<T>>::decode as _, from_payload::<D, E> as _);
-        return Ok(Streaming::answered(begun, read));
+        return Ok(Streaming::answered(begun, (ReadItem::by::<C>(), from_payload::<D, E>)));
     }
-    let refused = call.decode_error::<R, F>(answer);
+    let refused = read_error::<R, F>(call, answer);
     Err(refused.unwrap_or_else(|| {
         // An OK always begins a stream.
         Status::new(Code::Internal, "a stream began on no connection").with_blame(Blame::Bug).into()

@@ -1,18 +1,20 @@
 //! A caller's hold on its connection: its turn, its place, its call.
 
+use std::fmt;
 use std::sync::Arc;
-use std::task::{Context as TaskContext, Poll};
+use std::task::{Context as TaskContext, Poll, ready};
 
 use tokio::time::Instant;
 
 use super::{Connection, Moved};
 use crate::access::Lending;
 use crate::call_streams::{CallStreams, Ended};
-use crate::calls::{Answered, Received, SentRequest};
+use crate::calls::{Answered, Received, SentRequest, unpack_apart};
 use crate::proto::wire::ResponseKind;
 use crate::session::{BusyPolling, poll_at_once};
 use crate::slots::{Place, SlotOutcome, Ticket};
 use crate::status::Status;
+use crate::transport::BoxFuture;
 
 /// A wait for one of the peer's places for concurrent calls. Dropping it leaves the line.
 #[derive(Debug)]
@@ -51,6 +53,7 @@ pub(crate) struct Pending {
     id: u64,
     /// What the connection had [heard](Connection::heard) when the call was sent.
     heard: u64,
+    /// Whether the answer has come, or the call was given up.
     done: bool,
     late: bool,
     /// Whether it must poll the link before it is woken by anything.
@@ -60,13 +63,26 @@ pub(crate) struct Pending {
 }
 
 /// State that most calls lack.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Extras {
     streams: Option<Arc<CallStreams>>,
     /// The memory that the call lends, until the call ends.
     lending: Option<Lending>,
     /// Metadata and compression of the answer.
     received: Received,
+    /// The answer, while it is decompressed apart.
+    unpacking: Option<BoxFuture<Answered>>,
+}
+
+impl fmt::Debug for Extras {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { streams, lending, received, .. } = self;
+        f.debug_struct("Extras")
+            .field("streams", streams)
+            .field("lending", lending)
+            .field("received", received)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Extras {
@@ -110,9 +126,14 @@ impl Pending {
         self.extras.as_mut().map(|extras| std::mem::take(&mut extras.received)).unwrap_or_default()
     }
 
+    /// Whether the answer has come, although [`poll`](Self::poll) may not have returned it.
+    pub(crate) fn has_answer(&self) -> bool {
+        self.done
+    }
+
     /// Whether [`poll`](Self::poll) has returned the answer.
     pub(crate) fn is_done(&self) -> bool {
-        self.done
+        self.done && self.extras.as_ref().is_none_or(|extras| extras.unpacking.is_none())
     }
 
     /// Whether the peer has sent nothing at all since the call was sent.
@@ -123,6 +144,9 @@ impl Pending {
     /// Abandons the call and tells the peer the reason.
     pub(crate) fn give_up(&mut self, reason: u8) {
         self.done = true;
+        if let Some(extras) = &mut self.extras {
+            extras.unpacking = None;
+        }
         self.end_loans();
         self.connection.calls.forget(self.id, reason);
         self.connection.close_if_drained();
@@ -157,21 +181,38 @@ impl Pending {
         self.late
     }
 
-    /// Returns the answer. Also pending if the call [is late](Self::is_late).
+    /// Returns the answer. Also pending if the call [is late](Self::is_late). Must not be called once it [is done](Self::is_done).
     pub(crate) fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<Answered> {
+        if self.done {
+            return self.poll_unpacked(cx);
+        }
         if std::mem::take(&mut self.polls_at_once) {
             poll_at_once(&self.connection.sender, cx);
         }
         let mut polled = self.look(cx);
-        if polled.is_pending() && self.polling.poll() {
+        if polled.is_pending() && !self.done && self.polling.poll() {
             polled = self.look(cx);
         }
         if polled.is_pending() {
+            if self.done {
+                return self.poll_unpacked(cx);
+            }
             self.polling.again(cx);
         }
         polled
     }
 
+    /// Waits until the answer is decompressed.
+    #[cold]
+    fn poll_unpacked(&mut self, cx: &mut TaskContext<'_>) -> Poll<Answered> {
+        let Some(extras) = &mut self.extras else { return Poll::Pending };
+        let Some(unpacking) = &mut extras.unpacking else { return Poll::Pending };
+        let answered = ready!(unpacking.as_mut().poll(cx));
+        extras.unpacking = None;
+        Poll::Ready(answered)
+    }
+
+    /// Looks whether there is an answer. Pending, but [has one](Self::has_answer): it is [unpacked](Self::poll_unpacked) apart.
     fn look(&mut self, cx: &TaskContext<'_>) -> Poll<Answered> {
         let Self { connection, id, extras, .. } = self;
         let keeps_place = extras.as_ref().is_some_and(|extras| extras.is_stream());
@@ -186,16 +227,30 @@ impl Pending {
         self.done = true;
         let mut received = None;
         let answered = message.and_then(|message| connection.calls.understand(message, &mut received));
-        if extras.is_some() || received.is_some() {
-            self.answered(&answered, received);
-        }
+        let polled = match extras.is_some() || received.is_some() {
+            true => self.answered(answered, received),
+            false => Poll::Ready(answered),
+        };
         self.connection.close_if_drained();
-        Poll::Ready(answered)
+        polled
+    }
+
+    /// Stores the metadata of the answer. Returns the answer, unless it must be unpacked apart.
+    #[cold]
+    fn answered(&mut self, answered: Answered, received: Option<Box<Received>>) -> Poll<Answered> {
+        self.store(&answered, received);
+        match answered {
+            Ok((kind, payload)) if payload.as_packed().is_some() => {
+                let extras = self.extras.get_or_insert_default();
+                extras.unpacking = Some(unpack_apart(kind, payload));
+                Poll::Pending
+            }
+            answered => Poll::Ready(answered),
+        }
     }
 
     /// Stores the metadata of the answer. A call keeps its place while its answer is a stream.
-    #[cold]
-    fn answered(&mut self, answered: &Answered, received: Option<Box<Received>>) {
+    fn store(&mut self, answered: &Answered, received: Option<Box<Received>>) {
         let Self { connection, id, extras, .. } = self;
         let extras = extras.get_or_insert_default();
         extras.received = received.map_or_else(Received::default, |received| *received);

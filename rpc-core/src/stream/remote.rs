@@ -7,13 +7,15 @@ use std::task::{Context as TaskContext, Poll, ready};
 
 use tokio::time::{Instant, Sleep};
 
-use super::end::{End, deadline_passed};
-use super::{EndReason, ReadError, ReadItem};
+use super::end::{End, deadline_passed, undecoded};
+use super::read_item::{ReadApart, ReadItem};
+use super::{EndReason, ReadError};
 use crate::call_streams::{Ended, NextItem, Reader};
 use crate::connection::Connection;
 use crate::context::{Parent, parent_ended};
 use crate::progress_watch::ProgressAlarm;
 use crate::status::Status;
+use crate::transport::BoxFuture;
 
 /// A stream that comes by a connection.
 pub(super) struct Remote<T, E> {
@@ -21,6 +23,8 @@ pub(super) struct Remote<T, E> {
     /// Set for a client's call only.
     pub(super) connection: Weak<Connection>,
     pub(super) item: ReadItem<T>,
+    /// The item that is decoded apart, if it is long. The reader has none meanwhile.
+    pub(super) apart: Option<BoxFuture<ReadApart<T>>>,
     pub(super) error: ReadError<E>,
     /// Whether this is a client's answer, whose end ends the call.
     pub(super) is_answer: bool,
@@ -43,15 +47,28 @@ impl<T, E: From<Status>> Remote<T, E> {
         Poll::Ready(next.map(|next| next.map_err(|ended| End::of(ended, error, has_passed(alarm)))))
     }
 
-    /// Waits for more [items](Self::next). `Err`: how the stream has ended.
-    pub(super) fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<(), Box<End<E>>>> {
-        match self.reader.poll(cx) {
+    /// Starts to decode the [next](Self::next) item apart. [`poll`](Self::poll) returns it.
+    #[cold]
+    pub(super) fn read_apart(&mut self) {
+        self.apart = Some(self.item.apart(self.reader.take_items()));
+    }
+
+    /// Waits for the item that is decoded apart, or for more [items](Self::next). `Err`: how the stream has ended.
+    pub(super) fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<Option<T>, Box<End<E>>>> {
+        let polled = match &mut self.apart {
+            Some(apart) => apart.as_mut().poll(cx).map(|(items, item)| {
+                self.reader.go_on_with(items);
+                self.apart = None;
+                item.map(Some).map_err(|error| undecoded(&error))
+            }),
+            None => self.reader.poll(cx).map(|polled| match polled {
+                Ok(()) => Ok(None),
+                Err(ended) => Err(End::of(ended, self.error, has_passed(&self.alarm))),
+            }),
+        };
+        match polled {
             Poll::Ready(_) if self.parent.as_ref().is_some_and(Parent::has_ended) => {}
-            Poll::Ready(polled) => {
-                return Poll::Ready(
-                    polled.map_err(|ended| End::of(ended, self.error, has_passed(&self.alarm))),
-                );
-            }
+            Poll::Ready(polled) => return Poll::Ready(polled),
             Poll::Pending => {
                 let late = self.alarm.as_mut().is_some_and(|alarm| alarm.as_mut().poll(cx).is_ready());
                 let parent_cancelled =

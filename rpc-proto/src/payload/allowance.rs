@@ -1,6 +1,7 @@
 //! The memory that the values of a message may take.
 
 use std::fmt;
+use std::hint::black_box;
 
 /// How much memory the values of one message may take, in bytes, if nothing else is set.
 const MOST: u32 = 256 << 20;
@@ -8,6 +9,9 @@ const MOST: u32 = 256 << 20;
 /// How much of it nobody is asked for, in bytes. Most messages need no more. A peer has thousands of calls in progress and makes each
 /// hold as much, so it must not be much more than is counted for every call.
 pub(crate) const FREE: u32 = 8 << 10;
+
+/// The shortest allocation that is tried before serde or prost make it, in bytes.
+const LONG: usize = 64 << 10;
 
 /// An account of the memory that values take. It counts what it has granted until it is dropped or reset.
 pub trait MemoryGrant: fmt::Debug + Send + Sync {
@@ -22,21 +26,33 @@ pub trait MemoryGrant: fmt::Debug + Send + Sync {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooLarge(Bound);
 
+impl TooLarge {
+    /// Returns the error of an allocation that has failed.
+    #[cold]
+    pub(crate) fn no_memory() -> Self {
+        Self(Bound::Allocator)
+    }
+}
+
 /// The limit that values exceed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Bound {
-    OfMessages,
-    OfProcess,
+    Message,
+    Budget,
+    Allocator,
 }
 
 impl fmt::Display for TooLarge {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0 {
-            Bound::OfMessages => {
+            Bound::Message => {
                 "its values take more memory than those of one message may; send fewer at a time"
             }
-            Bound::OfProcess => {
+            Bound::Budget => {
                 "its values take more memory than the receiver's limits.memory has left; send fewer at a time, or later"
+            }
+            Bound::Allocator => {
+                "the receiver's process has no memory for its values; give it more, or send fewer at a time"
             }
         })
     }
@@ -59,13 +75,11 @@ enum Account {
 /// The memory that the values of the message at hand may take.
 #[derive(Debug)]
 pub(super) struct Allowance {
-    /// How much they may take before the account is asked for more, in bytes.
+    /// How much they may take before more is asked for, in bytes.
     left: u32,
-    /// The value that `left` has at first for each message.
-    first: u32,
-    /// How much they may take beyond `left` if the account grants it, in bytes.
+    /// How much they may take beyond `left` if it is granted, in bytes.
     beyond: u32,
-    /// How much the account has granted, in bytes.
+    /// How much was granted, in bytes.
     granted: u32,
     account: Account,
 }
@@ -74,33 +88,35 @@ impl Allowance {
     /// Returns the allowance of messages whose memory nobody counts.
     #[inline]
     pub(super) fn new() -> Self {
-        Self { left: MOST, first: MOST, beyond: 0, granted: 0, account: Account::None }
+        Self::of(Account::None)
     }
 
     /// Returns the allowance of a message for which an account is opened if it needs much.
     #[inline]
     pub(super) fn at_need(open: OpenGrant) -> Self {
-        Self { left: FREE, first: FREE, beyond: MOST - FREE, granted: 0, account: Account::AtNeed(open) }
+        Self::of(Account::AtNeed(open))
     }
 
     /// Returns the allowance of messages that are counted in an account one after the other.
     pub(super) fn counted(account: Box<dyn MemoryGrant>) -> Self {
-        let account = Account::Open(account);
-        Self { left: FREE, first: FREE, beyond: MOST - FREE, granted: 0, account }
+        Self::of(Account::Open(account))
+    }
+
+    #[inline]
+    fn of(account: Account) -> Self {
+        Self { left: FREE, beyond: MOST - FREE, granted: 0, account }
     }
 
     /// Sets how much may be taken from now on.
     pub(super) fn limit(&mut self, bytes: u32) {
-        (self.left, self.beyond) = match self.account {
-            Account::None => (bytes, 0),
-            _ => (self.left.min(bytes), bytes - self.left.min(bytes)),
-        };
+        self.left = self.left.min(bytes);
+        self.beyond = bytes - self.left;
     }
 
     /// Begins anew, for the next message. Memory that was granted for the last one is given back.
     #[inline]
     pub(super) fn renew(&mut self) {
-        self.left = self.first;
+        self.left = FREE;
         if self.granted > 0 {
             self.give_back();
         }
@@ -111,7 +127,7 @@ impl Allowance {
         if let Account::Open(account) = &mut self.account {
             account.reset();
         }
-        (self.granted, self.beyond) = (0, MOST - self.first);
+        (self.granted, self.beyond) = (0, MOST - FREE);
     }
 
     #[inline]
@@ -125,29 +141,39 @@ impl Allowance {
         }
     }
 
-    /// Takes bytes for which the account must grant more.
+    /// Takes bytes for which more must be granted.
     #[cold]
     fn grow(&mut self, bytes: usize) -> Result<(), TooLarge> {
         let lacking =
             u32::try_from(bytes - self.left as usize).ok().filter(|lacking| *lacking <= self.beyond);
-        let Some(lacking) = lacking else { return Err(TooLarge(Bound::OfMessages)) };
-        // As much again as was granted before, so that the account is asked a few times for each message.
-        let mut step = lacking.max(self.granted).max(FREE).min(self.beyond);
+        let Some(lacking) = lacking else { return Err(TooLarge(Bound::Message)) };
         if let Account::AtNeed(open) = self.account {
             self.account = open().map_or(Account::None, Account::Open);
         }
-        if let Account::Open(account) = &mut self.account
-            && !account.grow(step as usize)
-        {
+        // As much again as was granted before, so that this is asked a few times for each message.
+        let mut step = lacking.max(self.granted).max(FREE).min(self.beyond);
+        if self.ask(step).is_err() {
             // There may be enough for this value.
-            step = lacking;
-            if !account.grow(step as usize) {
-                return Err(TooLarge(Bound::OfProcess));
-            }
+            step = lacking.max(FREE).min(self.beyond);
+            self.ask(step)?;
         }
         self.granted += step;
         self.beyond -= step;
         self.left = step - lacking;
+        Ok(())
+    }
+
+    /// Asks the allocator and the account for so many bytes.
+    fn ask(&mut self, bytes: u32) -> Result<(), TooLarge> {
+        // serde and prost fill lists whose growth aborts the process where there is no memory. A list that grows asks for twice
+        // what is in it.
+        let all = FREE as usize + self.granted as usize + bytes as usize;
+        check_memory(2 * all)?;
+        if let Account::Open(account) = &mut self.account
+            && !account.grow(bytes as usize)
+        {
+            return Err(TooLarge(Bound::Budget));
+        }
         Ok(())
     }
 
@@ -159,6 +185,18 @@ impl Allowance {
             _ => None,
         }
     }
+}
+
+/// Checks that the allocator has so many bytes at this moment, by taking them and giving them back, if they are many.
+pub(crate) fn check_memory(bytes: usize) -> Result<(), TooLarge> {
+    if bytes < LONG {
+        return Ok(());
+    }
+    let mut taken = Vec::<u8>::new();
+    let is_there = taken.try_reserve_exact(bytes).is_ok();
+    // Without a use of it, the compiler may leave the allocation out.
+    black_box(taken.as_ptr());
+    if is_there { Ok(()) } else { Err(TooLarge::no_memory()) }
 }
 
 #[cfg(test)]
@@ -216,7 +254,7 @@ mod tests {
             assert!(taken <= granted && granted <= 2 * taken + 2 * FREE as usize, "{granted} for {taken}");
         }
         assert!(taken > (MOST - FREE) as usize - 1000);
-        assert_eq!(allowance.take(1000), Err(TooLarge(Bound::OfMessages)));
+        assert_eq!(allowance.take(1000), Err(TooLarge(Bound::Message)));
         let grant = allowance.into_grant();
         assert_eq!(ACCOUNT.get().0, (MOST - FREE) as usize);
         drop(grant);
@@ -227,7 +265,7 @@ mod tests {
     fn an_account_may_refuse() {
         let mut allowance = at_need(1 << 20);
         assert_eq!(allowance.take(600_000), Ok(()));
-        assert_eq!(allowance.take(600_000), Err(TooLarge(Bound::OfProcess)));
+        assert_eq!(allowance.take(600_000), Err(TooLarge(Bound::Budget)));
     }
 
     #[test]
@@ -237,7 +275,7 @@ mod tests {
         for _ in 0..3 {
             assert_eq!(allowance.take(600_000), Ok(()));
             assert_eq!(ACCOUNT.get().0, 600_000 - FREE as usize);
-            assert_eq!(allowance.take(600_000), Err(TooLarge(Bound::OfProcess)));
+            assert_eq!(allowance.take(600_000), Err(TooLarge(Bound::Budget)));
             allowance.renew();
             assert_eq!(ACCOUNT.get().0, 0);
         }
@@ -248,9 +286,9 @@ mod tests {
         for mut allowance in [at_need(usize::MAX), Allowance::new()] {
             allowance.limit(100_000);
             assert_eq!(allowance.take(60_000), Ok(()));
-            assert_eq!(allowance.take(40_001), Err(TooLarge(Bound::OfMessages)));
+            assert_eq!(allowance.take(40_001), Err(TooLarge(Bound::Message)));
             assert_eq!(allowance.take(40_000), Ok(()));
-            assert_eq!(allowance.take(usize::MAX), Err(TooLarge(Bound::OfMessages)));
+            assert_eq!(allowance.take(usize::MAX), Err(TooLarge(Bound::Message)));
         }
     }
 }

@@ -204,7 +204,7 @@ impl Decoder {
     ///
     /// # Errors
     ///
-    /// If the values of this message take more memory than they may.
+    /// If the values of this message take more memory than they may, or than the process has.
     #[inline]
     pub fn take_memory(&mut self, bytes: usize) -> Result<(), TooLarge> {
         self.memory.take(bytes)

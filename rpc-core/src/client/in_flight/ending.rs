@@ -1,4 +1,4 @@
-//! The ends of a call that are not its answer, and the reading of those that are.
+//! The ends of a call that are not its answer.
 
 use std::future::Future;
 use std::task::Context as TaskContext;
@@ -10,12 +10,12 @@ use super::{InFlightCall, State};
 use crate::calls::Answered;
 use crate::client::Stub;
 use crate::client::balance::Picked;
-use crate::codec::{CodecError, Decode, from_payload};
 use crate::connection::Pending;
 use crate::context::parent_ended;
-use crate::proto::wire::ResponseKind;
-use crate::refusal::undecodable;
 use crate::status::{Blame, Code, Executed, Status};
+
+/// The state of a call at its deadline, if a long answer has come.
+const UNREAD: &str = "its answer was still being decoded";
 
 impl InFlightCall {
     /// Whether the parent call has ended early. If not, registers to be polled when it does.
@@ -37,16 +37,18 @@ impl InFlightCall {
                 Executed::Maybe
             }
             State::Layered(_, passed) => passed.executed(),
-            State::Hedged(_) => Executed::Maybe,
+            State::Hedged(_) | State::Answered(_) => Executed::Maybe,
             _ => Executed::No,
         };
         self.state = State::Failed;
         self.named(parent_ended().with_executed(executed))
     }
 
-    /// Whether an unsent call must [expire](Self::expire). If not, registers to be polled when that may be so.
+    /// Whether a call that is not sent, or whose answer is still being decoded, must [expire](Self::expire). If not, registers to be polled when that may be so.
     pub(super) fn is_late(&mut self, cx: &mut TaskContext<'_>) -> bool {
-        if let State::Sent(_) = self.state {
+        if let State::Sent(pending) = &self.state
+            && !pending.has_answer()
+        {
             return false;
         }
         let Some(at) = self.next_alarm() else { return false };
@@ -60,6 +62,16 @@ impl InFlightCall {
         false
     }
 
+    /// Returns the status of a call that must end although its answer has come, because that is still being read. If there is none,
+    /// registers to be polled when that may be so.
+    #[cold]
+    pub(in crate::client) fn ended_unread(&mut self, cx: &mut TaskContext<'_>) -> Option<Status> {
+        if self.is_in_vain(cx) {
+            return Some(self.cut_short());
+        }
+        self.is_late(cx).then(|| self.expire())
+    }
+
     /// Ends the call at its deadline, or because nothing has moved for too long, with a status that names what it was waiting
     /// for.
     pub(super) fn expire(&mut self) -> Status {
@@ -68,9 +80,11 @@ impl InFlightCall {
         let (when, executed) = match &mut self.state {
             State::Sent(pending) => {
                 suspect_if_silent(&self.stub, self.picked.as_ref(), pending);
+                let when = if pending.has_answer() { UNREAD } else { "no answer" };
                 pending.give_up(1);
-                ("no answer".to_owned(), Executed::Maybe)
+                (when.to_owned(), Executed::Maybe)
             }
+            State::Answered(_) => (UNREAD.to_owned(), Executed::Maybe),
             State::Layered(_, passed) => {
                 ("no answer through the client's middleware".to_owned(), passed.executed())
             }
@@ -140,34 +154,6 @@ impl InFlightCall {
             }
             _ => {}
         }
-    }
-
-    /// Decodes the answer: a result `T` by `C`, or an error `E` by `D`.
-    pub(crate) fn decode<T, C: Decode<T>, E: From<Status>, D: Decode<E>>(
-        &self,
-        answer: Answered,
-    ) -> Result<T, E> {
-        let (kind, payload) = answer?;
-        match kind {
-            ResponseKind::Ok => Ok(from_payload::<C, T>(payload).map_err(|e| self.malformed("result", &e))?),
-            _ => Err(from_payload::<D, E>(payload).map_err(|e| self.malformed("error", &e))?),
-        }
-    }
-
-    /// Decodes the error of an answer. `None` if it is a result.
-    pub(crate) fn decode_error<E: From<Status>, D: Decode<E>>(&self, answer: Answered) -> Option<E> {
-        match answer {
-            Err(status) => Some(status.into()),
-            Ok((ResponseKind::Ok, _)) => None,
-            Ok((_, payload)) => {
-                let error = from_payload::<D, E>(payload);
-                Some(error.unwrap_or_else(|e| self.malformed("error", &e).into()))
-            }
-        }
-    }
-
-    fn malformed(&self, what: &str, why: &CodecError) -> Status {
-        undecodable(format_args!("{self}: the {what} can't be decoded"), why, Executed::Yes)
     }
 
     /// Prefixes farcall's own statuses with the call's name. If the message names the fingerprint of this side's

@@ -2,6 +2,7 @@
 
 mod sequence;
 
+use std::collections::TryReserveError;
 use std::mem;
 
 use bytes::Bytes;
@@ -10,7 +11,7 @@ use serde::de::{self, DeserializeSeed, IntoDeserializer, Visitor};
 
 use self::sequence::Sequence;
 use crate::codec::{CodecError, attachment};
-use crate::payload::Decoder;
+use crate::payload::{Decoder, TooLarge};
 
 type Result<T, E = CodecError> = std::result::Result<T, E>;
 
@@ -22,6 +23,9 @@ const EMPTY_ELEMENTS: usize = 65_536;
 
 /// The memory that an allocator takes for an allocation beyond what was asked for, in bytes, at most.
 const ALLOCATION: usize = 32;
+
+/// A longer copy is made by this decoder, which notices that there is no memory for it. Shorter ones are made by serde. Bytes.
+const LONG_COPY: usize = 64 << 10;
 
 macro_rules! read_varint {
     ($from:expr, $bits:expr, $type:ty) => {{
@@ -159,6 +163,20 @@ impl<'a> Deserializer<'a> {
             .ok_or_else(|| CodecError::new(format!("attachment {index} is named but not there")))
     }
 
+    /// Reads a list of byte strings.
+    pub(super) fn attachments(&mut self) -> Result<Vec<Bytes>> {
+        let count = self.length()?;
+        // Not `with_capacity`: the count is only what the peer says.
+        let mut all = Vec::new();
+        for _ in 0..count {
+            self.take_memory_of::<Bytes>()?;
+            let bytes = self.attachment()?;
+            all.try_reserve(1).map_err(no_memory)?;
+            all.push(bytes);
+        }
+        Ok(all)
+    }
+
     /// Reads what is inside a value.
     #[inline]
     fn inside<R>(&mut self, read: impl FnOnce(&mut Self) -> Result<R>) -> Result<R> {
@@ -210,9 +228,35 @@ impl<'a> Deserializer<'a> {
     }
 }
 
+/// Copies bytes, if there is memory for it.
+pub(super) fn copy(bytes: &[u8]) -> Result<Vec<u8>> {
+    let mut copy = Vec::new();
+    copy.try_reserve_exact(bytes.len()).map_err(no_memory)?;
+    copy.extend_from_slice(bytes);
+    Ok(copy)
+}
+
+/// Copies a text, if there is memory for it.
+fn copy_text(text: &str) -> Result<String> {
+    let mut copy = String::new();
+    copy.try_reserve_exact(text.len()).map_err(no_memory)?;
+    copy.push_str(text);
+    Ok(copy)
+}
+
+#[cold]
+fn no_memory(_: TryReserveError) -> CodecError {
+    TooLarge::no_memory().into()
+}
+
 #[cold]
 fn ends_early() -> CodecError {
     CodecError::new("the message ends inside a value")
+}
+
+#[cold]
+fn not_utf8() -> CodecError {
+    CodecError::new("a string is not UTF-8")
 }
 
 #[cold]
@@ -305,12 +349,17 @@ impl<'de> de::Deserializer<'de> for &mut Deserializer<'_> {
         let length = self.length_of_copy()?;
         self.bytes(length, |bytes| match str::from_utf8(bytes) {
             Ok(text) => visitor.visit_str(text),
-            Err(_) => Err(CodecError::new("a string is not UTF-8")),
+            Err(_) => Err(not_utf8()),
         })
     }
 
     fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
-        self.deserialize_str(visitor)
+        let length = self.length_of_copy()?;
+        self.bytes(length, |bytes| match str::from_utf8(bytes) {
+            Ok(text) if length <= LONG_COPY => visitor.visit_str(text),
+            Ok(text) => visitor.visit_string(copy_text(text)?),
+            Err(_) => Err(not_utf8()),
+        })
     }
 
     fn deserialize_bytes<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
@@ -319,7 +368,11 @@ impl<'de> de::Deserializer<'de> for &mut Deserializer<'_> {
     }
 
     fn deserialize_byte_buf<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
-        self.deserialize_bytes(visitor)
+        let length = self.length_of_copy()?;
+        self.bytes(length, |bytes| match length {
+            0..=LONG_COPY => visitor.visit_bytes(bytes),
+            _ => visitor.visit_byte_buf(copy(bytes)?),
+        })
     }
 
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {

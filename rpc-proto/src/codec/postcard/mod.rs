@@ -74,13 +74,10 @@ impl<T: DeserializeOwned + 'static> Decode<T> for Postcard {
         if let Some(option) = value_any.downcast_mut::<Option<Option<Bytes>>>() {
             *option = Some(if from.present()? { Some(from.attachment()?) } else { None });
         } else if let Some(many) = value_any.downcast_mut::<Option<Vec<Bytes>>>() {
-            let count = from.length()?;
-            // Not `with_capacity`: the count is only what the peer says.
-            let next = |_| from.take_memory_of::<Bytes>().and_then(|()| from.attachment());
-            *many = Some((0..count).map(next).collect::<Result<_, _>>()?);
+            *many = Some(from.attachments()?);
         } else if let Some(bytes) = value_any.downcast_mut::<Option<Vec<u8>>>() {
             let length = from.length_of_copy()?;
-            *bytes = Some(from.bytes(length, |bytes| Ok(bytes.to_vec()))?);
+            *bytes = Some(from.bytes(length, de::copy)?);
         } else {
             value = Some(T::deserialize(&mut from)?);
         }

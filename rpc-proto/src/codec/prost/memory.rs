@@ -221,6 +221,17 @@ mod tests {
     }
 
     #[test]
+    fn a_short_message_of_large_structs_counts() {
+        let tree = Tree { children: vec![Tree::default(); 100], ..Tree::default() };
+        let body = Bytes::from(tree.encode_to_vec());
+        assert!(body.len() <= 256, "{}", body.len());
+        let mut input = Decoder::new(Payload::from_body(body));
+        input.limit_memory(MIB as u32);
+        let why = <Prost<65_536> as Decode<Tree>>::decode(&mut input).unwrap_err();
+        assert!(why.is_too_large(), "{why}");
+    }
+
+    #[test]
     fn pages_of_one_byte_are_not_taken_for_messages() {
         for byte in 0..=u8::MAX {
             let tree = Tree { page: Bytes::from(vec![byte; MIB]), ..Tree::default() };

@@ -6,7 +6,7 @@ use prost::{DecodeError, Message};
 
 use self::memory::Counted;
 use super::{Codec, CodecError, Decode, Encode, Postcard, Shape};
-use crate::payload::{Decoder, Encoder, FREE};
+use crate::payload::{Decoder, Encoder, FREE, check_memory};
 use crate::status::Status;
 
 /// Carries one protobuf message, or none (`()`), with prost's types.
@@ -19,6 +19,9 @@ use crate::status::Status;
 /// 32 for each field, the bytes of strings, and `MESSAGE` bytes more for each message within the message, by default 256. It can't see
 /// how large the structs of such messages are. A service with larger ones (`size_of` tells) says so, or a peer makes it hold more than
 /// is counted: `#[farcall::service(codec = farcall::Prost<1024>)]`. Peers need not agree about it.
+///
+/// Nothing is counted of messages that take less than 8 KiB in any case. By default, these are the messages of up to 56 bytes. With a
+/// larger `MESSAGE` they are shorter.
 #[derive(Debug)]
 pub enum Prost<const MESSAGE: usize = 256> {}
 
@@ -52,6 +55,8 @@ impl<T: Message + Default, const MESSAGE: usize> Decode<T> for Prost<MESSAGE> {
         if body.len() <= Self::SHORT {
             return T::decode(body).map_err(malformed);
         }
+        // prost copies strings and byte strings, and aborts the process where there is no memory for them.
+        check_memory(body.len())?;
         input.take_memory(memory::of_messages(&body, MESSAGE))?;
         let mut body = Counted::new(body, input);
         let decoded = T::decode(&mut body);

@@ -40,7 +40,7 @@ enum Side {
 enum How {
     /// One bit is changed.
     Changed,
-    /// It does not arrive. What follows does.
+    /// It does not arrive. Those that follow do.
     Withheld,
     /// It arrives twice.
     Repeated,
@@ -166,7 +166,7 @@ impl Scene {
         let together = async {
             let others = async {
                 tokio::join!(serve, middle);
-                std::future::pending().await
+                std::future::pending::<()>().await;
             };
             tokio::select! {
                 outcome = connect => outcome,

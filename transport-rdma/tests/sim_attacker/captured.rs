@@ -109,9 +109,12 @@ impl Scene {
     }
 }
 
+/// Chooses one of the messages before.
+type Earlier = fn(&[Vec<u8>]) -> &Vec<u8>;
+
 #[tokio::test]
 async fn a_message_that_comes_again_costs_the_link_only() {
-    let earlier: [fn(&[Vec<u8>]) -> &Vec<u8>; 3] =
+    let earlier: [Earlier; 3] =
         [|all| &all[0], |all| all.iter().max_by_key(|bytes| bytes.len()).unwrap(), |all| all.last().unwrap()];
     for (n, earlier) in earlier.into_iter().enumerate() {
         for (seed, at) in [(2, At::Server), (3, At::Client)] {
@@ -138,13 +141,16 @@ async fn a_message_of_an_earlier_link_costs_the_link_only() {
         let mut scene = Scene::new(seed, 30_000).await;
         scene.load(40).await;
         assert!(scene.attacked.fabric.kill_qp(scene.end(FIRST, At::Server)));
-        // What is heard of the connection from now on is of another link, whose queue pairs may have the numbers of those before.
+        // From now on its messages are those of another link, whose queue pairs may have the numbers of those before.
         let before: Vec<_> = scene.captured.lock().unwrap().heard.drain(..BESIDE).collect();
         let connection = scene.attacked.caller.connection().await.unwrap();
         let is_second = || scene.captured.lock().unwrap().heard.len() == 4;
-        while !is_second() || connection.transport().name != "rdma" {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        let up = async {
+            while !is_second() || connection.transport().name != "rdma" {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), up).await.expect("no second link");
         scene.load(10).await;
         const SECOND: usize = 2;
         // No third link takes the place of the second before that is looked at.

@@ -75,8 +75,13 @@ enum Hello {
     Server,
 }
 
+type Edit = fn(&mut Vec<u8>);
+
+/// The client's versions, the record that is edited and how, and words of what one of the sides says.
+type Case<'a> = (&'a [&'static SupportedProtocolVersion], Hello, Edit, &'a str);
+
 /// Passes bytes on between two sockets. Edits the first record of one side.
-async fn edit_hello(listener: TcpListener, target: String, of: Hello, edit: fn(&mut Vec<u8>)) {
+async fn edit_hello(listener: TcpListener, target: String, of: Hello, edit: Edit) {
     let mut near = listener.accept().await.unwrap().0;
     let mut far = TcpStream::connect(target).await.unwrap();
     let mut record = first_record(&mut near).await;
@@ -139,7 +144,7 @@ fn strip_versions(hello: &mut Vec<u8>) {
     strip(hello, 43);
 }
 
-fn change_alpn(hello: &mut Vec<u8>) {
+fn change_alpn(hello: &mut [u8]) {
     const NAME: &[u8] = b"farcall/1";
     let at = hello.windows(NAME.len()).position(|part| part == NAME).unwrap();
     hello[at + NAME.len() - 1] = b'2';
@@ -162,17 +167,17 @@ async fn a_handshake_that_is_edited_fails_in_words_on_both_sides() {
     files.client_auth = ClientAuth::None;
     let far = server(&files);
     let (all, old) = (&[&version::TLS13, &version::TLS12][..], &[&version::TLS12][..]);
-    let edits: [(&[_], Hello, fn(&mut Vec<u8>), &str); 7] = [
+    let cases: [Case<'_>; 7] = [
         (all, Hello::Client, |_| {}, ""),
         (all, Hello::Client, strip_alpn, "changed on its way"),
-        (all, Hello::Client, change_alpn, "ALPN"),
+        (all, Hello::Client, |hello| change_alpn(hello), "ALPN"),
         (all, Hello::Client, strip_versions, "the peer has TLS 1.3, and was not told"),
         (old, Hello::Client, strip_alpn, "changed on its way"),
         // With TLS 1.3 the server's is encrypted.
         (old, Hello::Server, strip_alpn, "changed on its way"),
-        (old, Hello::Server, change_alpn, "ALPN"),
+        (old, Hello::Server, |hello| change_alpn(hello), "ALPN"),
     ];
-    for (versions, of, edit, words) in edits {
+    for (versions, of, edit, words) in cases {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let through = listener.local_addr().unwrap().to_string();
         let (acceptor, target) = acceptor(Some(&far)).await;
@@ -180,7 +185,7 @@ async fn a_handshake_that_is_edited_fails_in_words_on_both_sides() {
         let (config, near) = (TcpConfig::default(), client_of(&authority, versions));
         let (near, far) =
             tokio::join!(connect_tls(&through, "localhost", &config, &near, PATIENCE), acceptor.accept());
-        let ends = [near.unwrap(), far].map(|link| async {
+        let [near, far] = [near.unwrap(), far].map(|link| async {
             let mut end = End::start(link as Arc<dyn Link>);
             end.send([greeting()]);
             match end.next().await.unwrap() {
@@ -189,7 +194,6 @@ async fn a_handshake_that_is_edited_fails_in_words_on_both_sides() {
                 other => panic!("{other:?}"),
             }
         });
-        let [near, far] = ends;
         let said = <[_; 2]>::from(tokio::join!(near, far));
         middle.abort();
         if words.is_empty() {

@@ -35,7 +35,7 @@
 //! - Other reads and writes may see each other half done: a device may read or write the bytes of one access in any order. Put a
 //!   checksum with what belongs together, as the example `index` does. Or keep a version: the writer makes it odd, awaits that, writes,
 //!   awaits that, and makes it even. A reader loads the version, reads, and loads the version again, each when the access before it has
-//!   returned. What it has read is whole if both loads have the same even number. A version that comes with the read itself tells
+//!   returned. Its read is whole if both loads have the same even number. A version that comes with the read itself tells
 //!   nothing: the device may have read the rest later.
 //! - An access that is started after another has returned takes effect after it. Others take effect in any order.
 //! - An access that fails with the connection [may have been done](crate::status::Executed::Maybe), or may still be done, because the

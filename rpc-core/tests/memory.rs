@@ -69,17 +69,17 @@ fn long_postcard(length: usize, element: u8) -> Vec<u8> {
 
 #[test]
 fn values_that_memory_has_no_room_for_end_their_call_and_not_the_process() {
-    if !is_limited(400 << 10, "values_that_memory_has_no_room_for_end_their_call_and_not_the_process") {
+    if !is_limited(270 << 10, "values_that_memory_has_no_room_for_end_their_call_and_not_the_process") {
         return;
     }
     decode::<Postcard, Vec<Vec<u8>>>(long_postcard(9 << 20, 0));
-    decode::<Postcard, String>(long_postcard(220 << 20, b'x'));
-    decode::<Postcard, Vec<u8>>(long_postcard(220 << 20, b'x'));
+    decode::<Postcard, String>(long_postcard(150 << 20, b'x'));
+    decode::<Postcard, Vec<u8>>(long_postcard(150 << 20, b'x'));
     #[cfg(feature = "prost")]
     {
         let mut body = vec![0x0a];
-        prost::encode_length_delimiter(220 << 20, &mut body).unwrap();
-        body.resize(body.len() + (220 << 20), b'x');
+        prost::encode_length_delimiter(150 << 20, &mut body).unwrap();
+        body.resize(body.len() + (150 << 20), b'x');
         decode::<Prost, String>(body);
         decode::<Prost, Wide>([0x0a, 0].repeat(900_000));
     }

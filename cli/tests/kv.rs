@@ -62,7 +62,7 @@ impl Drop for Example {
 fn shown(command: &str, beginning: &str) -> Vec<String> {
     let help = printed(&farcall(&[command, "--help"]));
     let lines = help.lines().map(str::trim).filter(|line| line.starts_with(beginning));
-    // What an example does stands far behind it.
+    // The effect of an example stands far behind it.
     let lines: Vec<_> = lines.map(|line| line.split("  ").next().unwrap().to_owned()).collect();
     assert!(!lines.is_empty(), "{beginning}: {help}");
     lines

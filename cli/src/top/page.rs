@@ -7,7 +7,7 @@ use farcall::admin::{ConnectionState, DeviceWork, MethodCalls, Snapshot};
 use super::table::{Cell, Column, Size, Table, fitted, rows};
 use crate::output::{BAD, BOLD, FAINT, GOOD};
 
-/// Returns the page, whose lines and columns fit. What matters less is left out where there is no room.
+/// Returns the page, whose lines and columns fit. Where there is no room, the less important parts are left out.
 pub(super) fn render(last: &Snapshot, now: &Snapshot, size: Size) -> String {
     let seconds = (now.age_us.saturating_sub(last.age_us) as f64 / 1e6).max(1e-6);
     let mut text = heading(last, now, seconds, size.width);

@@ -51,7 +51,7 @@ impl Drop for Line {
 pub(crate) struct Pending {
     connection: Arc<Connection>,
     id: u64,
-    /// What the connection had [heard](Connection::heard) when the call was sent.
+    /// The count of what the connection had [heard](Connection::heard) when the call was sent.
     heard: u64,
     /// Whether the answer has come, or the call was given up.
     done: bool,

@@ -38,6 +38,9 @@ const MIB: usize = 1 << 20;
 /// The server's budget.
 const LIMIT: usize = 256 * MIB;
 
+/// How much more may be held for a moment: thousands of connections take a receive buffer each before the greediest are closed.
+const MOST_BEYOND: usize = 32 * MIB;
+
 /// A guard against hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -91,7 +94,7 @@ impl Setup {
     async fn honest_call(&self) {
         call_honestly(&self.honest).await;
         let peak = self.budget().peak();
-        assert!(peak <= LIMIT + LIMIT / 10, "{peak} bytes were used, {:?}", self.budget().peers());
+        assert!(peak <= LIMIT + MOST_BEYOND, "{peak} bytes were used, {:?}", self.budget().peers());
     }
 
     /// Makes honest calls until something is so.

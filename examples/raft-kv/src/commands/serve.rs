@@ -60,7 +60,7 @@ impl Serve {
             drop(tell);
             signals.next().await;
             tracing::warn!("a second signal ends the node at once");
-            // What it has confirmed is on disk, as when it is killed.
+            // All that it has confirmed is on disk, as when it is killed.
             std::process::exit(1);
         });
         node.serve(async { drop(told.await) }).await

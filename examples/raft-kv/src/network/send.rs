@@ -157,7 +157,7 @@ mod tests {
                 let mut sent = offset;
                 while let Some(block) = blocks.message().await? {
                     if breaks && sent == BREAK {
-                        // What was passed on is on disk first.
+                        // The blocks that were passed on are on disk first.
                         while snapshots.arrived(&of).map_err(internal)? < BREAK {
                             tokio::task::yield_now().await;
                         }

@@ -25,6 +25,9 @@ use tokio::time::Instant;
 use support::tap::Tap;
 use support::{ECHO, HANG, PANIC, Seen, WAIT, call, host, info, plain, until};
 
+/// The timeout of calls to servers that may be silent.
+const SHORT: Duration = Duration::from_millis(20);
+
 /// A server that may be away.
 #[derive(Default)]
 struct Node {
@@ -80,6 +83,23 @@ impl Connector for To {
 
     fn target(&self) -> String {
         self.0.name.clone()
+    }
+}
+
+/// Several servers of which the first that can be reached counts.
+struct FirstOf(Vec<Arc<Node>>);
+
+impl Connector for FirstOf {
+    fn connect(&self, peer: usize) -> BoxFuture<Result<Arc<dyn Link>>> {
+        To(self.0[peer].clone()).connect(0)
+    }
+
+    fn peers(&self) -> usize {
+        self.0.len()
+    }
+
+    fn target(&self) -> String {
+        "the first of several".into()
     }
 }
 

@@ -1,21 +1,16 @@
 //! Servers that go silent without closing their connections.
 
 use std::future::Future;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context as TaskContext, Waker};
 use std::time::Duration;
 
-use farcall_core::client::{Connector, RawChannel, Readiness};
+use farcall_core::client::{RawChannel, Readiness};
 use farcall_core::config::BalancePolicy;
-use farcall_core::status::{Code, Result};
-use farcall_core::transport::{BoxFuture, Link};
+use farcall_core::status::Code;
 
 use super::support::{ECHO, HANG, call, info, until};
-use super::{Cluster, Node, To, cluster, settings};
-
-/// The timeout of calls in the tests of silent servers.
-const SHORT: Duration = Duration::from_millis(20);
+use super::{Cluster, FirstOf, SHORT, cluster, settings};
 
 /// Makes calls with several keys until one ends at its deadline.
 async fn until_one_is_late(t: &Cluster) {
@@ -112,23 +107,6 @@ async fn a_call_that_is_dropped_at_its_deadline_tells_of_a_silent_server_too() {
         let is_ready =
             |state: &&farcall_core::client::EndpointState| matches!(state.readiness, Readiness::Ready);
         assert_eq!(states.iter().filter(is_ready).count(), ready, "{states:?}");
-    }
-}
-
-/// Several servers of which the first that can be reached counts.
-struct FirstOf(Vec<Arc<Node>>);
-
-impl Connector for FirstOf {
-    fn connect(&self, peer: usize) -> BoxFuture<Result<Arc<dyn Link>>> {
-        To(self.0[peer].clone()).connect(0)
-    }
-
-    fn peers(&self) -> usize {
-        self.0.len()
-    }
-
-    fn target(&self) -> String {
-        "the first of several".into()
     }
 }
 

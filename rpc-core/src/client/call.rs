@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use std::pin::Pin;
 use std::task::{Context as TaskContext, Poll, ready};
 
-use super::finish::{Apart, Finish, read};
+use super::finish::{Apart, Finish};
 use super::in_flight::InFlightCall;
 use super::options::options;
 use super::{Parts, Response, Stub};
@@ -140,19 +140,8 @@ where
     #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<O> {
         let Self { call, apart, .. } = &mut *self;
-        apart.poll_call(call, by::<O, C>(), cx)
+        apart.poll_decoding::<C>(call, cx)
     }
-}
-
-/// Returns the way in which `C` turns an answer into its result.
-#[inline]
-fn by<O, C>() -> Finish<O>
-where
-    O: Outcome + Send + 'static,
-    O::Err: From<Status>,
-    C: Decode<O::Ok> + Decode<O::Err>,
-{
-    Finish::decoding::<C>(|call, answer, _| read::<O, C, C>(call, answer))
 }
 
 /// A call with a function that decodes its result. Dropping it cancels the call.
@@ -191,7 +180,7 @@ where
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Self::Output> {
         let Self { call, apart, .. } = &mut *self;
-        let outcome = ready!(apart.poll_call(call, by::<O, C>(), cx));
+        let outcome = ready!(apart.poll_decoding::<C>(call, cx));
         let parts = call.parts();
         Poll::Ready(outcome.into_result().and_then(|value| Ok(parts.of_result(value)?)))
     }
@@ -215,7 +204,7 @@ where
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Self::Output> {
         let Self { call, apart, .. } = &mut *self;
-        let outcome = ready!(apart.poll_call(call, by::<O, C>(), cx));
+        let outcome = ready!(apart.poll_decoding::<C>(call, cx));
         Poll::Ready((outcome, call.parts()))
     }
 }

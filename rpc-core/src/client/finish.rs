@@ -45,6 +45,14 @@ impl<O> Finish<O> {
     }
 }
 
+impl<O: Outcome<Err: From<Status>> + Send + 'static> Finish<O> {
+    /// Decodes results and errors by `C`.
+    #[inline]
+    fn by<C: Decode<O::Ok> + Decode<O::Err>>() -> Self {
+        Self::decoding::<C>(|call, answer, _| read::<O, C, C>(call, answer))
+    }
+}
+
 fn read_apart<O: Send + 'static>(name: Name, answer: Answered, read: Read<O>) -> BoxFuture<O> {
     Box::pin(decoding::apart(move || read(&name, answer, None)))
 }
@@ -89,6 +97,25 @@ impl<O> Apart<O> {
     #[inline]
     pub(super) fn is_begun(&self) -> bool {
         self.0.is_some()
+    }
+
+    /// Polls a call whose answer `C` decodes.
+    #[inline]
+    pub(super) fn poll_decoding<C>(&mut self, call: &mut InFlightCall, cx: &mut TaskContext<'_>) -> Poll<O>
+    where
+        O: Outcome + Send + 'static,
+        O::Err: From<Status>,
+        C: Decode<O::Ok> + Decode<O::Err>,
+    {
+        if !self.is_begun() {
+            let answer = ready!(call.poll(cx));
+            // Short answers, which most are, are not passed to a function that is behind a pointer.
+            if !is_decoded::<C>() || !answer.as_ref().is_ok_and(|(_, payload)| is_long(payload)) {
+                return Poll::Ready(read::<O, C, C>(call, answer));
+            }
+            return self.read(call, Finish::by::<C>(), answer, None, cx);
+        }
+        self.poll(call, Finish::by::<C>(), cx)
     }
 
     /// Polls a call, and reads its answer.
@@ -148,6 +175,7 @@ impl<O> Apart<O> {
 }
 
 /// Returns the outcome of a call: a result by `C`, or an error by `D`.
+#[inline]
 pub(crate) fn read<O, C, D>(call: &dyn fmt::Display, answer: Answered) -> O
 where
     O: Outcome,
@@ -155,16 +183,18 @@ where
     C: Decode<O::Ok>,
     D: Decode<O::Err>,
 {
-    let read = || {
-        let (kind, payload) = answer?;
-        match kind {
-            ResponseKind::Ok => {
-                Ok(from_payload::<C, O::Ok>(payload).map_err(|e| malformed(call, "result", &e))?)
-            }
-            _ => Err(from_payload::<D, O::Err>(payload).map_err(|e| malformed(call, "error", &e))?),
-        }
-    };
-    O::from_result(read())
+    O::from_result(read_result::<O::Ok, C, O::Err, D>(call, answer))
+}
+
+fn read_result<T, C: Decode<T>, E: From<Status>, D: Decode<E>>(
+    call: &dyn fmt::Display,
+    answer: Answered,
+) -> Result<T, E> {
+    let (kind, payload) = answer?;
+    match kind {
+        ResponseKind::Ok => Ok(from_payload::<C, T>(payload).map_err(|e| malformed(call, "result", &e))?),
+        _ => Err(from_payload::<D, E>(payload).map_err(|e| malformed(call, "error", &e))?),
+    }
 }
 
 /// Returns the error of an answer. `None` if it is a result.

@@ -184,9 +184,11 @@ impl Client {
         Ok(Self { echo, method, size, region, buffer: None })
     }
 
-    /// Makes a call that lends memory.
-    async fn lend(&mut self, payload: &Bytes) -> Result<usize> {
+    /// Swaps a number, or makes a call that lends memory.
+    async fn swap_or_lend(&mut self, payload: &Bytes) -> Result<usize> {
         let moved = match self.method {
+            // It succeeds, however many do it at once.
+            Method::Swap => self.region()?.compare_and_swap(0, 0, 0).await.map(|_| self.size)?,
             Method::Lend => self.echo.lend(payload.clone().into()).timeout(DEADLINE).await? as usize,
             Method::Fill => self.fill().await?,
             other => return Err(format!("there is no method {other:?}").into()),
@@ -222,10 +224,8 @@ impl Caller for Client {
             Method::Get => self.echo.get(self.size as u64).timeout(DEADLINE).await?.len(),
             Method::Peek => self.region()?.read(..self.size).await?.len(),
             Method::Add => self.region()?.fetch_add(0, 1).await.map(|_| self.size)?,
-            // It succeeds, however many do it at once.
-            Method::Swap => self.region()?.compare_and_swap(0, 0, 0).await.map(|_| self.size)?,
             // Boxed, so that the future of the others is no longer than it must be.
-            _ => Box::pin(self.lend(payload)).await?,
+            _ => Box::pin(self.swap_or_lend(payload)).await?,
         };
         Ok(moved)
     }

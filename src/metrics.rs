@@ -25,7 +25,7 @@
 //! | `farcall_bytes_received_total` | counter | `side`, `transport` | bytes taken from it |
 //! | `farcall_send_wait_microseconds_total` | counter | `side` | how long connections had something to send and no room for it |
 //! | `farcall_memory_used_bytes` | gauge | | what servers hold for their clients, in steps of 64 KiB for each connection: [`Limits::memory`](crate::Limits::memory) |
-//! | `farcall_memory_held_bytes` | gauge | `use` | that memory by its use, as it is held: `session`, `partial`, `arguments`, `items`, `unsent`; see [`PeerMemory`](crate::PeerMemory), which also says for whom |
+//! | `farcall_memory_held_bytes` | gauge | `use` | that memory by its use, as it was when `farcall_memory_used_bytes` last changed: `session`, `partial`, `arguments`, `items`, `unsent`; see [`PeerMemory`](crate::PeerMemory), which also says for whom |
 //! | `farcall_memory_held_back_total` | counter | | how often a connection was not read, because it held more than its share |
 //! | `farcall_memory_closed_total` | counter | | how many connections were closed to make room |
 //! | `farcall_rdma_polls_total` | counter | `device` | how often drivers have asked the device what has completed |

@@ -26,6 +26,7 @@ fn commands_about_no_server_end_quietly() {
         &["--help"][..],
         &["help", "perf"],
         &["doctor", "--help"],
+        &["doctor"],
         &["doctor", "--schema"],
         &["completions", "bash"],
         &["explain"],
@@ -33,8 +34,6 @@ fn commands_about_no_server_end_quietly() {
     ] {
         assert_eq!(unread(arguments), 0, "{arguments:?}");
     }
-    // Its status says what it has found.
-    assert!([0, 1, 2].contains(&unread(&["doctor"])));
 }
 
 #[test]

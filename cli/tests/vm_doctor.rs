@@ -139,7 +139,8 @@ fn a_device_on_the_wrong_interface() {
     sh(
         "rdma link del rxe0; ip link add dummy7 type dummy; ip link set dummy7 up; rdma link add rxe0 type rxe netdev dummy7",
     );
-    let beginning = "warning: rxe0 is Soft-RoCE on dummy7, which has no IP address; d0 has 192.168.77.1";
+    let beginning =
+        "warning: rxe0 is Soft-RoCE on dummy7, which has no routable IP address; d0 has 192.168.77.1";
     machine.says(beginning, &[]);
     sh(&command(&first_line(&doctor(&[]))));
     machine.is_good();

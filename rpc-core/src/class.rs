@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 /// The purpose of a call. A channel has one connection for each class, made when the first call of that class needs it.
 /// So calls of one class never wait for the other classes' calls to be sent, received or read.
 ///
-/// A call has the class that it [names](crate::client::Call::class), or that its method declares with `#[rpc(class = Bulk)]`, or that the
-/// channel is a [view](crate::client::RawChannel::class) for; the first of these that there is.
+/// A call's [own](crate::client::Call::class) class comes first, then its method's (`#[rpc(class = Bulk)]`), then that of the channel's
+/// [view](crate::client::RawChannel::class).
 ///
 /// The classes still share both processes' CPUs and memory. They also share the network, unless it prioritizes by
 /// packet marks. The settings `dscp` and `service_level` mark the packets of each class, separately for TCP and RDMA.

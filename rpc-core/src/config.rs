@@ -187,8 +187,8 @@ fn unless_zero(ms: u64) -> Option<Duration> {
 ///
 /// A server may fall silent while calls wait, because its process is stopped or its host is gone. The client notices
 /// after at most `ping_ms * (missed_pings + 2)`, 10 s by default. The calls end UNAVAILABLE, perhaps executed. A slow
-/// handler is not mistaken for silence, because its process answers pings. No pings are sent while no call waits: TCP's
-/// keepalive looks after idle connections.
+/// handler is not mistaken for silence, because its process answers pings. No pings are sent while nothing waits for the
+/// peer: TCP's keepalive looks after idle connections.
 ///
 /// A network that comes back within half of that time costs no connection. TCP retransmits after 0.2 s, then waits
 /// twice as long each time, so calls may stall after an outage for as long as it lasted. To outlast outages of more

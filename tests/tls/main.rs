@@ -247,7 +247,7 @@ async fn a_client_that_is_revoked_while_a_server_runs_does_not_come_back() {
 async fn a_handshake_that_is_not_finished_ends_when_its_time_is_over() {
     let authority = Authority::new("ca");
     let mut config = with(authority.issue("desk", as_it_is));
-    config.liveness.connect_ms = 300;
+    config.liveness.connect_ms = 2000;
     let address = serve(config).await;
     let channel = connect("tcp", &address, with(authority.issue("ann", as_it_is))).await.unwrap();
     for begin in [&[][..], &[22, 3, 1, 2, 0, 1, 0]] {

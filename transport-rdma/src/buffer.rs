@@ -22,8 +22,8 @@ impl Registered {
         crate::resources::take_anywhere(len).map(Self)
     }
 
-    /// As [`take`](Self::take), but waits while more memory is being registered. `None`: a device will not have some soon. Cancel
-    /// safe.
+    /// Returns registered memory of this length, and waits while more is being registered. `None`: no device will have some soon, or so
+    /// little is copied anyway. Cancel safe.
     pub async fn grow(len: usize) -> Option<Self> {
         if len < crate::link::LEAST_EXPOSED {
             return None;

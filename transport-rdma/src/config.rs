@@ -100,9 +100,9 @@ impl RdmaConfig {
     /// The part of [`memory`](Self::memory) that the first peer needs, in bytes: 2.5 MiB.
     pub const LEAST_MEMORY: u64 = 2_621_440;
 
-    /// Returns the most memory that this process registers with a device, in bytes: [`memory`](Self::memory) and
-    /// [`bulk_memory`](Self::bulk_memory). The limit on locked memory (`ulimit -l`) should be as high. A runtime beyond the first adds
-    /// another `memory`.
+    /// Returns the memory that the pools of one runtime register with a device at most, in bytes: [`memory`](Self::memory) and
+    /// [`bulk_memory`](Self::bulk_memory). The limit on locked memory (`ulimit -l`) should be as high. Exported regions come on top,
+    /// and another `memory` for each further runtime.
     pub fn most_memory(&self) -> u64 {
         self.memory.saturating_add(self.bulk_memory)
     }

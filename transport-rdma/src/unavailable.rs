@@ -222,8 +222,8 @@ impl From<DeviceError> for Unavailable {
 
 impl Memlock {
     fn remedy(&self) -> String {
-        // This registration is one of several, and pools grow to what is configured.
-        let need = self.in_use.saturating_add(self.asked).max(self.configured).div_ceil(1024);
+        // This registration may be a region, and pools grow to what is configured.
+        let need = self.in_use.max(self.configured).saturating_add(self.asked).div_ceil(1024);
         format!(
             "raise the limit to {need} KiB, enough for all of `rdma.memory` and `rdma.bulk_memory`: `ulimit -l {need}` up to the \
              hard limit, which is {}; above it a `memlock` line in /etc/security/limits.conf, LimitMEMLOCK=infinity in a \
@@ -332,7 +332,7 @@ mod tests {
         );
         let remedy = reason.remedy();
         for part in [
-            "`ulimit -l 589824`",
+            "`ulimit -l 598016`",
             "LimitMEMLOCK=infinity",
             "--ulimit memlock=-1",
             "hard limit, which is unlimited",

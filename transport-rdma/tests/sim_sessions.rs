@@ -101,8 +101,8 @@ async fn sealed_sessions_go_from_key_to_key_under_load_and_from_link_to_link() {
             while counts.lock().unwrap().values().filter(|&&count| count > 3 * TEXTS_PER_KEY).count() < 2 {
                 t.load(next..next + 70).await;
                 next += 70;
+                assert_eq!(t.transport().0, "rdma", "{of:?}, link {link}");
             }
-            assert_eq!(t.transport().0, "rdma", "{of:?}, link {link}");
             let killer = async {
                 tokio::task::yield_now().await;
                 assert!(t.fabric.kill_qp(t.fabric.queue_pairs()[link % 2]));

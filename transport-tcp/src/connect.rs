@@ -42,7 +42,9 @@ pub async fn connect_tls(
     tls: &TlsClient,
     patience: Duration,
 ) -> Result<Arc<TcpLink>, Status> {
-    tls.refresh().await;
+    if unix::path(target).is_none() {
+        tls.refresh().await;
+    }
     dial(target, config, patience, &|| tls.session(name).map(Some).map_err(|error| error.to_string())).await
 }
 

@@ -11,8 +11,10 @@ use crate::mutations;
 /// The records of the transport's tests.
 fn records() -> Vec<String> {
     let hosts = Path::new(env!("CARGO_MANIFEST_DIR")).join("../transport-rdma/tests/hosts");
-    let files = fs::read_dir(hosts).unwrap().map(|entry| entry.unwrap().path());
-    files.map(|file| fs::read_to_string(file).unwrap()).collect()
+    let mut files: Vec<_> = fs::read_dir(hosts).unwrap().map(|entry| entry.unwrap().path()).collect();
+    // The numbers of mutations go with the order.
+    files.sort();
+    files.into_iter().map(|file| fs::read_to_string(file).unwrap()).collect()
 }
 
 /// Looks at a record as the command does. `None`: it is none.

@@ -57,7 +57,10 @@ impl Environment {
             governor: read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
             mtu: mtu(),
             configuration: configuration(config),
-            command: std::env::args().collect::<Vec<_>>().join(" "),
+            command: std::env::args_os()
+                .map(|argument| argument.to_string_lossy().into_owned())
+                .collect::<Vec<_>>()
+                .join(" "),
         }
     }
 
@@ -77,12 +80,16 @@ impl Environment {
         )
     }
 
-    /// Returns what another run had otherwise: names, its values, and these. Command lines, which say where results go, are left out.
+    /// Returns the facts that differ: the name, the other run's value, and this run's. Command lines, which say where results go, are left
+    /// out, and so are numbers of threads that an earlier version did not note.
     pub(crate) fn differences(&self, other: &Self) -> Vec<(String, String, String)> {
         let facts = |environment: &Self| {
             let mut facts = BTreeMap::new();
             flatten("", &serde_json::to_value(environment).unwrap_or_default(), &mut facts);
             facts.remove("command");
+            if environment.threads == 0 {
+                facts.remove("threads");
+            }
             facts
         };
         let (theirs, ours) = (facts(other), facts(self));
@@ -110,10 +117,12 @@ fn devices() -> Vec<String> {
     report.devices.into_iter().map(describe).collect()
 }
 
+/// Returns the MTU of each interface that is a device, which those of containers and tunnels are not.
 fn mtu() -> BTreeMap<String, u64> {
     let interfaces = std::fs::read_dir("/sys/class/net").into_iter().flatten().flatten();
     let mtu = |interface: std::fs::DirEntry| {
         let mtu = std::fs::read_to_string(interface.path().join("mtu")).ok()?;
+        interface.path().join("device").exists().then_some(())?;
         Some((interface.file_name().into_string().ok()?, mtu.trim().parse().ok()?))
     };
     interfaces.filter_map(mtu).collect()

@@ -104,10 +104,6 @@ pub(crate) struct Results {
 pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     let earlier = arguments.compare.as_deref().map(read).transpose()?;
     let results = crate::runtime(arguments.threads)?.block_on(measure(arguments))?;
-    output::print(&table::render(&results))?;
-    if let Some(earlier) = &earlier {
-        output::print(&compare::render(earlier, &results))?;
-    }
     let json = serde_json::to_string_pretty(&results).map_err(Failure::no)?;
     let outputs = [
         (&arguments.json, json),
@@ -118,6 +114,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
         if let Some(file) = file {
             fs::write(file, text).map_err(|error| Failure::no(format!("{}: {error}", file.display())))?;
         }
+    }
+    output::print(&table::render(&results))?;
+    if let Some(earlier) = &earlier {
+        output::print(&compare::render(earlier, &results))?;
     }
     let is_whole = results.missing.is_empty() && results.outcomes.iter().all(|outcome| outcome.errors == 0);
     Ok(if is_whole { 0 } else { 1 })

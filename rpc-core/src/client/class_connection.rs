@@ -132,6 +132,7 @@ impl ClassConnection {
         if let State::Failed { until, .. } = &mut *self.state() {
             *until = Instant::now();
             self.pause_ended.notify_waiters();
+            self.tell();
         }
     }
 
@@ -154,6 +155,7 @@ impl ClassConnection {
             && *at == failed_at
         {
             *until = Instant::now();
+            self.tell();
         }
     }
 

@@ -40,6 +40,9 @@ impl Shared {
 
 /// Moves the calls of a class to another peer. Can be dropped at any time.
 async fn leave(shared: Weak<Shared>, of_class: Arc<ClassConnection>, silent: Arc<Connection>) {
+    if !of_class.current().is_some_and(|current| Arc::ptr_eq(&current, &silent)) {
+        return;
+    }
     let Some((found, peer)) = another(&shared, &of_class).await else { return };
     let Some(shared) = shared.upgrade() else { return };
     let Some(found) = found.keep() else { return };
@@ -51,7 +54,9 @@ async fn leave(shared: Weak<Shared>, of_class: Arc<ClassConnection>, silent: Arc
 /// Connects to all peers but the current one at once. Returns the first connection and the index of its peer.
 async fn another(shared: &Weak<Shared>, of_class: &ClassConnection) -> Option<(Found, usize)> {
     let mut attempts = JoinSet::new();
-    let (this, current, class) = (shared.upgrade()?, of_class.peer(), of_class.class);
+    let (this, class) = (shared.upgrade()?, of_class.class);
+    // A connection beside that of another class goes to its peer.
+    let current = of_class.peer().or_else(|| this.classes.iter().find_map(|other| other.peer()));
     for peer in (0..this.connector.peers()).filter(|peer| Some(*peer) != current) {
         let (link, shared) = (this.connector.connect(peer), Weak::clone(shared));
         let attempt = async move {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use tokio::sync::watch;
 
-use super::balance::{EndpointState, Readiness};
+use super::balance::EndpointState;
 use super::class_connection::ClassConnection;
 use super::connector::Shared;
 use crate::class::TrafficClass;
@@ -34,10 +34,9 @@ async fn follow(shared: Weak<Shared>, of_class: Arc<ClassConnection>, sender: wa
         // Before the state is read, so that no change is missed.
         let mut changed = pin!(of_class.changed());
         changed.as_mut().enable();
+        let connection = of_class.connected();
         let Some(state) = shared.upgrade().map(|shared| shared.state(&of_class)) else { return };
-        let is_connected = matches!(state[0].readiness, Readiness::Ready | Readiness::Suspected);
         sender.send_replace(state);
-        let connection = of_class.connected().filter(|_| is_connected);
         let ended = async {
             match connection {
                 Some(connection) => connection.not_open().await,

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// How a channel shares its calls among several servers that are equivalent.
 ///
 /// With any policy but [`First`](BalancePolicy::First) the channel keeps connections to all of them, and no call goes to a server that
-/// is not connected. Nor does one go to a server that has sent nothing until the deadline of a call, until it answers a PING, as long as
+/// is not connected. A server that sends nothing between a call and its deadline gets no calls until it answers a PING, as long as
 /// another is ready.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -60,8 +60,8 @@ pub enum ResolveBy {
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum BalancePolicy {
-    /// The first that can be reached. There is one connection, which moves back when an earlier server can be reached again. It moves on when
-    /// the server has sent nothing until the deadline of a call, and answers no PING either.
+    /// The first that can be reached. There is one connection, which moves back when an earlier server can be reached again. It moves to
+    /// another server if this one sends nothing between a call and its deadline, and does not answer a PING.
     #[default]
     First,
     /// One after the other. A server gets as many calls as its weight says.

@@ -68,7 +68,7 @@ impl Connection {
         let most = liveness.missed_pings.max(1);
         if looked > most {
             let detail = format!(
-                "no sign of the peer for {:?} while calls waited ({most} pings unanswered): its process is stopped or \
+                "no sign of the peer for {:?} while it was waited for ({most} pings unanswered): its process is stopped or \
                  its host gone",
                 liveness.ping() * looked
             );

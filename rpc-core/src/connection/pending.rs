@@ -126,19 +126,19 @@ impl Pending {
         self.extras.as_mut().map(|extras| std::mem::take(&mut extras.received)).unwrap_or_default()
     }
 
-    /// Whether the answer has come, although [`poll`](Self::poll) may not have returned it.
+    /// Whether the answer has come, although [`poll`](Self::poll) may not have returned it, or the call was given up.
     pub(crate) fn has_answer(&self) -> bool {
         self.done
     }
 
-    /// Whether [`poll`](Self::poll) has returned the answer.
+    /// Whether [`poll`](Self::poll) has returned the answer, or the call was given up.
     pub(crate) fn is_done(&self) -> bool {
         self.done && self.extras.as_ref().is_none_or(|extras| extras.unpacking.is_none())
     }
 
-    /// Whether the peer has sent nothing at all since the call was sent.
+    /// Whether the peer has sent nothing at all since the call was sent. A part of a frame counts.
     pub(crate) fn is_peer_silent(&self) -> bool {
-        self.connection.heard() == self.heard
+        self.connection.heard() == self.heard && !self.connection.sender.stream().is_amid_frame()
     }
 
     /// Abandons the call and tells the peer the reason.
@@ -209,6 +209,10 @@ impl Pending {
         let Some(unpacking) = &mut extras.unpacking else { return Poll::Pending };
         let answered = ready!(unpacking.as_mut().poll(cx));
         extras.unpacking = None;
+        if answered.is_err() && extras.is_stream() {
+            // Nobody will read the stream that the answer began.
+            self.connection.calls.forget(self.id, 0);
+        }
         Poll::Ready(answered)
     }
 
@@ -269,7 +273,7 @@ impl Pending {
 
 impl Drop for Pending {
     fn drop(&mut self) {
-        if !self.done {
+        if !self.is_done() {
             self.connection.calls.forget(self.id, 0);
             self.connection.close_if_drained();
         }

@@ -87,7 +87,8 @@ impl Connection {
         Some(async move {
             let answered = async {
                 let patience = this.settings().liveness.ping();
-                while tokio::time::timeout(patience, this.ping()).await.is_err() && this.heard() == heard {}
+                let mut ping = std::pin::pin!(this.ping());
+                while tokio::time::timeout(patience, ping.as_mut()).await.is_err() && this.heard() == heard {}
             };
             tokio::select! {
                 () = answered => {}

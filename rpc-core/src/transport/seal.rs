@@ -44,7 +44,7 @@ pub trait Secret: Send + Sync + fmt::Debug {
 
     /// Returns the binary logarithm of the number of texts that one key seals, before another follows. Both ends must have the one of
     /// WIRE.md, section 11.2, which is the default. Tests have keys that follow each other sooner.
-    fn texts_per_key(&self) -> u32 {
+    fn texts_per_key_log2(&self) -> u32 {
         20
     }
 }

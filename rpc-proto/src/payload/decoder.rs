@@ -210,7 +210,7 @@ impl Decoder {
         self.memory.take(bytes)
     }
 
-    /// Counts the memory that values take beyond 64 KiB in an account, which `open` opens when it is needed.
+    /// Counts the memory that values take beyond 8 KiB in an account, which `open` opens when it is needed.
     #[inline]
     #[must_use]
     pub fn counted_at_need(mut self, open: OpenGrant) -> Self {
@@ -218,7 +218,7 @@ impl Decoder {
         self
     }
 
-    /// Counts the memory that the values of each message take beyond 64 KiB in this account.
+    /// Counts the memory that the values of each message take beyond 8 KiB in this account.
     pub(crate) fn count_in(&mut self, account: Box<dyn MemoryGrant>) {
         self.memory = Allowance::counted(account);
     }

@@ -74,8 +74,8 @@ impl KeyTerms {
         let key = derive(&*secret, self.cipher, &info, 0).ok_or_else(|| {
             Unavailable::new(Reason::Encrypted, format!("no key for {} could be derived", self.cipher))
         })?;
-        let texts_per_key = secret.texts_per_key();
-        Ok(Keys { secret, cipher: self.cipher, info, texts_per_key, number: 0, key })
+        let texts_per_key_log2 = secret.texts_per_key_log2();
+        Ok(Keys { secret, cipher: self.cipher, info, texts_per_key_log2, number: 0, key })
     }
 }
 
@@ -89,7 +89,7 @@ struct Keys {
     cipher: Cipher,
     info: Vec<u8>,
     /// The binary logarithm of how many texts one key seals.
-    texts_per_key: u32,
+    texts_per_key_log2: u32,
     /// The key that was used last, and its number.
     key: Arc<dyn Key>,
     number: u64,
@@ -98,7 +98,7 @@ struct Keys {
 impl Keys {
     /// The key of a text.
     fn of(&mut self, text: u64) -> Option<Arc<dyn Key>> {
-        let number = text >> self.texts_per_key;
+        let number = text >> self.texts_per_key_log2;
         if number != self.number {
             self.key = derive(&*self.secret, self.cipher, &self.info, number)?;
             self.number = number;

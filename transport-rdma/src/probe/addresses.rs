@@ -18,7 +18,7 @@ kinds! { KINDS:
         "A link-local address does not pass routers. Only hosts on this network segment can be reached.",
         "give the interface an address that is routed: `ip addr add ADDRESS/PREFIX dev NETDEV`";
     WRONG_NETDEV = "wrong-interface", Warning, Addresses,
-        "Soft-RoCE was put on a network interface that has no IP address, and another interface has one. Its packets reach no other host, \
+        "Soft-RoCE was put on a network interface that has no routable IP address, and another interface has one. Its packets reach no other host, \
          or those of one network segment only.",
         "put the device on the interface that has the address: `rdma link delete rxe0 && rdma link add rxe0 type rxe netdev NETDEV`";
     NO_IP = "no-ip-address", Fault, Addresses,
@@ -84,13 +84,18 @@ fn wrong_netdev(view: &View<'_>, netdev: &str) -> Option<Finding> {
         IpAddr::V6(v6) => !v6.is_loopback() && !v6.is_unicast_link_local(),
     };
     // None of its own: else the configuration has chosen the link-local one.
-    let better = view.interfaces.iter().find(|interface| is_routable(interface.address))?;
+    // Soft-RoCE takes cards, and no bridge, tunnel or VLAN.
+    let is_card = |name: &str| view.machine.link(&format!("/sys/class/net/{name}/device")).is_some();
+    let routable = || view.interfaces.iter().filter(|interface| is_routable(interface.address));
+    let better = routable().find(|interface| is_card(&interface.name)).or_else(|| routable().next())?;
     if view.interfaces.iter().any(|own| own.name == netdev && is_routable(own.address)) {
         return None;
     }
     let (name, other) = (&device.name, &better.name);
-    let seen =
-        format!("{name} is Soft-RoCE on {netdev}, which has no IP address; {other} has {}", better.address);
+    let seen = format!(
+        "{name} is Soft-RoCE on {netdev}, which has no routable IP address; {other} has {}",
+        better.address
+    );
     let fix = format!(
         "put it there: `rdma link delete {name} && rdma link add {name} type rxe netdev {other}`; or give {netdev} an address: `ip addr add \
          ADDRESS/PREFIX dev {netdev}`"

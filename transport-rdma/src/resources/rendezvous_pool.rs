@@ -339,7 +339,7 @@ pub(crate) fn take_anywhere(len: usize) -> Option<Extent> {
     open.iter().find_map(|bulk| bulk.take_or_grow(len))
 }
 
-/// As [`take_anywhere`], but waits while more is being registered.
+/// Returns memory of this length that a device can let peers read, and waits while more is being registered.
 pub(crate) async fn grow_anywhere(len: usize) -> Option<Extent> {
     let open: Vec<_> = registry().iter().filter_map(Weak::upgrade).collect();
     for bulk in open {

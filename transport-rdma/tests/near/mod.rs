@@ -116,7 +116,7 @@ impl Secret for Hasty {
         self.0.key(cipher, info)
     }
 
-    fn texts_per_key(&self) -> u32 {
+    fn texts_per_key_log2(&self) -> u32 {
         TEXTS_PER_KEY.ilog2()
     }
 }

@@ -36,7 +36,8 @@ pub struct TlsConfig {
     /// The private key of `cert`: PKCS #8, PKCS #1 or SEC 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<PathBuf>,
-    /// Lists of certificates that were revoked, from each CA that signs the peers'. A list that may grow later begins empty.
+    /// Lists of certificates that were revoked, from each CA that signs the peers'. To revoke
+    /// certificates later without a restart, name an empty list now.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub crl: Option<PathBuf>,
     /// For clients: the name that the server's certificate must have. Default: the host in the address.

@@ -284,10 +284,11 @@ impl Client {
                     error
                 }
             };
-            if !follows {
-                tokio::time::sleep(pauses.after(&error)).await;
-            }
+            let pause = (!follows).then(|| pauses.after(&error));
             tries.failed(error);
+            if let Some(pause) = pause {
+                tokio::time::sleep(pause).await;
+            }
         }
     }
 

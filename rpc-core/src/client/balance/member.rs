@@ -21,7 +21,7 @@ use crate::status::Status;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Readiness {
-    /// It is not connected, and no call needs it. Only of channels that do not balance: others keep their connections.
+    /// It is not connected, and no call needs it. Only channels that do not balance have this state: others keep their connections.
     Idle,
     /// The channel connects for the first time, or again after a connection has ended.
     Connecting,
@@ -343,6 +343,6 @@ pub struct EndpointState {
     pub name: Arc<str>,
     /// Whether calls go to it, or why not.
     pub readiness: Readiness,
-    /// When the channel tries again to connect, if the last attempt failed. A channel that does not balance waits for a call then.
+    /// The time of the next attempt to connect, if the last one failed. A channel that does not balance then connects when a call needs it.
     pub next_attempt: Option<Instant>,
 }

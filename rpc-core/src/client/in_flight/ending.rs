@@ -44,7 +44,8 @@ impl InFlightCall {
         self.named(parent_ended().with_executed(executed))
     }
 
-    /// Whether a call that is not sent, or whose answer is still being decoded, must [expire](Self::expire). If not, registers to be polled when that may be so.
+    /// Whether a call that is not sent, or whose answer is still being decoded, must [expire](Self::expire). If not, registers to be
+    /// polled when that may be so.
     pub(super) fn is_late(&mut self, cx: &mut TaskContext<'_>) -> bool {
         if let State::Sent(pending) = &self.state
             && !pending.has_answer()
@@ -123,8 +124,8 @@ impl InFlightCall {
         }
     }
 
-    /// Handles the drop of a call that was not answered. At its deadline that may come first: when it is the deadline of the handler that
-    /// makes the call.
+    /// Suspects a silent server when an unanswered call is dropped at its deadline. A handler's own deadline drops its calls before they
+    /// expire.
     #[cold]
     pub(super) fn given_up(&self) {
         if let State::Sent(pending) = &self.state

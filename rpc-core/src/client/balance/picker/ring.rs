@@ -14,8 +14,8 @@ const MOST: u64 = 1 << 16;
 /// An index of no member.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// Points of members, whether they are ready or not. A key belongs to the first point after it whose member is ready. So a key does not move
-/// when servers come and go that it does not belong to, and the ring is made anew for other members only.
+/// Points of members, whether they are ready or not. A key belongs to the first point after it whose member is ready. So a key moves
+/// only when its own server goes or a nearer one comes, and the ring is made anew for other members only.
 #[derive(Debug)]
 pub(in crate::client::balance) struct Ring {
     /// The names and weights of the members.

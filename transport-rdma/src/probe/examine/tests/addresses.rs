@@ -61,7 +61,7 @@ fn soft_roce_on_the_wrong_interface_is_told_with_the_right_one() {
     };
     let wrong = examined("eth0 fe80::ff:fe00:1/64\neth1 fe80::2/64\neth1 10.1.2.3/24\n");
     assert_eq!((wrong.code, wrong.severity), ("wrong-interface", Warning));
-    assert_eq!(wrong.seen, "rxe0 is Soft-RoCE on eth0, which has no IP address; eth1 has 10.1.2.3");
+    assert_eq!(wrong.seen, "rxe0 is Soft-RoCE on eth0, which has no routable IP address; eth1 has 10.1.2.3");
     let fix = "`rdma link delete rxe0 && rdma link add rxe0 type rxe netdev eth1`";
     assert!(wrong.fix.contains(fix), "{}", wrong.fix);
     // Without a link-local address on the interface nothing is sent at all.

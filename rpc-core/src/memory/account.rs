@@ -24,9 +24,8 @@ const STEP: usize = 64 << 10;
 /// The unit in which a [`Gauge`] counts, in bytes.
 const UNIT: usize = 4 << 10;
 
-/// A connection that holds no more than this is never held back, in bytes: an encrypted one with a receive buffer, two that a burst
-/// has left, and a call.
-const LITTLE: usize = 320 << 10;
+/// A connection that holds no more than this is never held back, in bytes: an encrypted one with a receive buffer and a call.
+const LITTLE: usize = 192 << 10;
 
 /// How long a greedy connection is not read before its calls are refused. Handlers that end meanwhile may make room.
 const PATIENCE: Duration = Duration::from_secs(1);

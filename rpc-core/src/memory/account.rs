@@ -27,6 +27,9 @@ const UNIT: usize = 4 << 10;
 /// A connection that holds no more than this is never held back, in bytes: an encrypted one with a receive buffer and a call.
 const LITTLE: usize = 192 << 10;
 
+/// The part of the budget that the decoded values of one message may take: one of so many.
+const MOST_OF_MESSAGE: usize = 8;
+
 /// How long a greedy connection is not read before its calls are refused. Handlers that end meanwhile may make room.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -350,8 +353,11 @@ impl Gauge {
 impl MemoryGrant for Gauge {
     fn grow(&mut self, bytes: usize) -> bool {
         // Modest connections may use the budget up to its limit, above the level at which greedy ones are closed.
-        let fits = self.account.budget.used().saturating_add(bytes) <= self.account.budget.limit;
-        let is_granted = fits && !self.account.refuses();
+        let limit = self.account.budget.limit;
+        let fits = self.account.budget.used().saturating_add(bytes) <= limit;
+        // A list that grows takes three times as much for a moment, which nothing counts.
+        let is_modest = self.bytes.saturating_add(bytes) <= limit / MOST_OF_MESSAGE;
+        let is_granted = fits && is_modest && !self.account.refuses();
         if is_granted {
             self.set(self.bytes + bytes);
         }

@@ -150,7 +150,7 @@ async fn a_decoded_item_counts_until_the_next_one_is_read() {
     let (items, rows) = stream::channel(1);
     let mut call = pin!(store.hold_items(rows));
     assert!(poll(call.as_mut()).is_pending());
-    for (count, held) in [(1 << 20, 24 * MIB - (64 << 10)..usize::MAX), (1, 0..64 << 10)] {
+    for (count, held) in [(1 << 18, 6 * MIB - (64 << 10)..usize::MAX), (1, 0..64 << 10)] {
         let sent = async {
             items.send(vec![Vec::new(); count]).await.unwrap();
             until("the item is not read", || held.contains(&arguments(&server))).await;

@@ -39,7 +39,7 @@ const MIB: usize = 1 << 20;
 const LIMIT: usize = 256 * MIB;
 
 /// How much more may be held for a moment: thousands of connections take a receive buffer each before the greediest are closed.
-const MOST_BEYOND: usize = 32 * MIB;
+const MOST_BEYOND: usize = 64 * MIB;
 
 /// A guard against hangs.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -3,59 +3,36 @@
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
 mod common;
+mod listening;
 
-use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output};
 
 use common::{complaint, farcall, printed};
+use listening::Server;
 
-/// The example `kv-server`, until it is dropped.
-struct Example {
-    process: Child,
-    address: String,
+/// Builds and starts the example `kv-server`.
+fn start() -> Server {
+    let farcall = Path::new(env!("CARGO_BIN_EXE_farcall"));
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let mut build = Command::new(env!("CARGO"));
+    build.args(["build", "--quiet", "--example", "kv-server"]).current_dir(workspace);
+    // Beside the command, whatever directory and profile that is in.
+    let profile = farcall.parent().unwrap();
+    build.arg("--target-dir").arg(profile.parent().unwrap());
+    if profile.ends_with("release") {
+        build.arg("--release");
+    }
+    assert!(build.status().unwrap().success());
+    Server::of(Command::new(profile.join("examples/kv-server")).arg("127.0.0.1:0"))
 }
 
-impl Example {
-    fn start() -> Self {
-        let farcall = Path::new(env!("CARGO_BIN_EXE_farcall"));
-        let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-        let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--quiet", "--example", "kv-server"]).current_dir(workspace);
-        // Beside the command, whatever directory and profile that is in.
-        let profile = farcall.parent().unwrap();
-        build.arg("--target-dir").arg(profile.parent().unwrap());
-        if profile.ends_with("release") {
-            build.arg("--release");
-        }
-        assert!(build.status().unwrap().success());
-        let mut process = Command::new(profile.join("examples/kv-server"))
-            .arg("127.0.0.1:0")
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let address =
-            line.trim().strip_prefix("listening on ").unwrap_or_else(|| panic!("{line}")).to_owned();
-        Self { process, address }
-    }
-
-    /// Runs a command line of `--help`, with this server in place of the host and the package there.
-    fn run(&self, line: &str) -> Output {
-        let line = line.replace("db1", &self.address).replace("shop.v1", "farcall.example");
-        let arguments = line.strip_prefix("farcall ").unwrap();
-        let line = format!("exec '{}' {arguments}", env!("CARGO_BIN_EXE_farcall"));
-        Command::new("sh").args(["-c", &line]).output().unwrap()
-    }
-}
-
-impl Drop for Example {
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
+/// Runs a command line of `--help`, with this server in place of the host and the package there.
+fn run(line: &str, server: &Server) -> Output {
+    let line = line.replace("db1", &server.address).replace("shop.v1", "farcall.example");
+    let arguments = line.strip_prefix("farcall ").unwrap();
+    let line = format!("exec '{}' {arguments}", env!("CARGO_BIN_EXE_farcall"));
+    Command::new("sh").args(["-c", &line]).output().unwrap()
 }
 
 /// Returns the examples of a command's `--help` that begin like this.
@@ -70,9 +47,9 @@ fn shown(command: &str, beginning: &str) -> Vec<String> {
 
 #[test]
 fn the_help_is_enough_to_use_a_server() {
-    let server = Example::start();
+    let server = start();
     let says = |line: &str| {
-        let output = server.run(line);
+        let output = run(line, &server);
         assert_eq!(output.status.code(), Some(0), "{line}: {}", complaint(&output));
         printed(&output)
     };

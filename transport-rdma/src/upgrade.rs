@@ -56,10 +56,8 @@ impl RdmaUpgrade {
     #[cfg(feature = "testing")]
     pub fn take(&self, len: usize) -> Option<Registered> {
         let endpoints = self.0.endpoints.lock().unwrap_or_else(PoisonError::into_inner);
-        let taken = endpoints
-            .iter()
-            .find_map(|endpoint| endpoint.shard().resources.rendezvous_pool.take_or_grow(len));
-        taken.map(Registered)
+        let mut pools = endpoints.iter().map(|endpoint| &endpoint.shard().resources.rendezvous_pool);
+        pools.find_map(|pool| pool.take_or_grow(transport::Direction::Request, len)).map(Registered)
     }
 
     fn on(machine: Arc<DeviceRegistry>, config: RdmaConfig) -> Self {

@@ -42,9 +42,11 @@ pub async fn connect_tls(
     tls: &TlsClient,
     patience: Duration,
 ) -> Result<Arc<TcpLink>, Status> {
+    let until = Instant::now() + patience;
     if unix::path(target).is_none() {
         tls.refresh().await;
     }
+    let patience = until.saturating_duration_since(Instant::now());
     dial(target, config, patience, &|| tls.session(name).map(Some).map_err(|error| error.to_string())).await
 }
 

@@ -135,8 +135,8 @@ pub(crate) struct Outcome {
     pub(crate) megabytes_per_second: f64,
     /// Latency in microseconds, from when the call was due.
     pub(crate) latency: Latency,
-    /// Time of processors for one call, in microseconds. `None`: it is not known. With a rate that of the client is not: its schedule
-    /// takes the processor, too.
+    /// Processor time of the client for one call, in microseconds. `None`: unknown, as always with a rate, because waiting for the
+    /// schedule takes the processor, too.
     pub(crate) client_cpu: Option<f64>,
     pub(crate) server_cpu: Option<f64>,
 }

@@ -147,7 +147,7 @@ fn widths(columns: &[Column], longest: &[usize], screen: usize) -> Vec<usize> {
     widths
 }
 
-/// Gives what is left to those that have less than they can use, one by one.
+/// Distributes the rest, one by one, to the parts that are below their most.
 fn share(parts: &mut [usize], most: &[usize], mut left: usize) {
     let mut has_given = true;
     while has_given {

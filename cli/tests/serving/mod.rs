@@ -1,34 +1,16 @@
 //! A server of the command.
 
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
+#[path = "../listening/mod.rs"]
+mod listening;
 
-/// `farcall serve` on a port of its own, until it is dropped.
-pub(crate) struct Server {
-    pub(crate) process: Child,
-    pub(crate) address: String,
-}
+use std::process::Command;
+
+pub(crate) use listening::Server;
 
 impl Server {
+    /// Starts `farcall serve` on a port of its own.
     pub(crate) fn start(arguments: &[&str]) -> Self {
-        let mut process = Command::new(env!("CARGO_BIN_EXE_farcall"))
-            .args(["serve", "--listen", "127.0.0.1:0"])
-            .args(arguments)
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let address =
-            line.trim().strip_prefix("listening on ").unwrap_or_else(|| panic!("{line}")).to_owned();
-        Self { process, address }
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        let mut serve = Command::new(env!("CARGO_BIN_EXE_farcall"));
+        Self::of(serve.args(["serve", "--listen", "127.0.0.1:0"]).args(arguments))
     }
 }

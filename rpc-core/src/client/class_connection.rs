@@ -210,16 +210,24 @@ impl ClassConnection {
         self.changed.notify_waiters();
     }
 
-    /// Returns the state, for its watchers, and the time of the next attempt after one that has failed.
-    pub(super) fn readiness(&self) -> (Readiness, Option<Instant>) {
+    /// Returns the state, for its watchers.
+    pub(super) fn readiness(&self) -> Readiness {
         match &*self.state() {
-            State::Connecting(_) => (Readiness::Connecting, None),
-            State::Failed { until, status, .. } => (Readiness::Failing(status.clone()), Some(*until)),
+            State::Connecting(_) => Readiness::Connecting,
+            State::Failed { status, .. } => Readiness::Failing(status.clone()),
             State::Idle | State::Connected { .. } => match self.connected() {
-                None => (Readiness::Idle, None),
-                Some(connection) if connection.is_suspected() => (Readiness::Suspected, None),
-                Some(_) => (Readiness::Ready, None),
+                None => Readiness::Idle,
+                Some(connection) if connection.is_suspected() => Readiness::Suspected,
+                Some(_) => Readiness::Ready,
             },
+        }
+    }
+
+    /// Returns the time of the next attempt, if the last one has failed.
+    pub(super) fn next_attempt(&self) -> Option<Instant> {
+        match *self.state() {
+            State::Failed { until, .. } => Some(until),
+            _ => None,
         }
     }
 

@@ -96,7 +96,7 @@ impl Drop for InFlightCall {
         if let State::Sent(pending) = &self.state
             && !pending.is_done()
         {
-            self.given_up();
+            self.given_up(pending);
         }
         buffer_pool::recycle(self.arguments.take_buffer());
     }

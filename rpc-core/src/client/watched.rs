@@ -23,7 +23,7 @@ impl Shared {
     }
 
     fn state(&self, of_class: &ClassConnection) -> States {
-        let (readiness, next_attempt) = of_class.readiness();
+        let (readiness, next_attempt) = (of_class.readiness(), of_class.next_attempt());
         Arc::from([EndpointState { name: self.connector.target().into(), readiness, next_attempt }])
     }
 }

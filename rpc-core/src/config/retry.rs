@@ -13,8 +13,8 @@ use crate::status::Code;
 /// `hedgingPolicy` mean by names like theirs.
 ///
 /// The budget (`max_tokens`, `token_ratio`) differs from gRPC's `retryThrottling`. There each failed attempt costs a token, and no call is
-/// made again while half of the tokens or fewer are left. Here each *further* attempt takes a token, until none is left. So the further attempts are bounded whatever fails: `max_tokens` at first, and `token_ratio` for each call that
-/// succeeds.
+/// made again while half of the tokens or fewer are left. Here each *further* attempt takes a token, until none is left. So the further
+/// attempts are bounded whatever fails: `max_tokens` at first, and `token_ratio` for each call that succeeds.
 ///
 /// Beside this, and without it, a call that a server has certainly refused before its handler began, because it is going away, goes
 /// elsewhere at once.

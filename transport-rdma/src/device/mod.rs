@@ -38,6 +38,7 @@ pub use queue_pair::{
     Completion, ExposeError, MAX_BATCH, MAX_READS, PostError, QpSize, QpTuning, QueuePair, RemoteRange, Work,
 };
 pub(crate) use queue_pair::{NUMBER, random_psn};
+pub(crate) use select::ranked;
 pub use select::{Match, Selection, addresses, choose};
 pub use status::{WcClass, WcError, WcStatus};
 pub(crate) use sysfs::ranges;

@@ -51,11 +51,10 @@ impl Selection {
     }
 }
 
-/// Returns the addresses that links of a session may leave from, within what `config` allows, and the best first for a TCP
-/// connection with this local address. At least one. Addresses of one network segment are left out where the port has others.
+/// Returns all addresses that `config` allows, the best first for a TCP connection with this local address. At least one.
 ///
 /// Without an address, and for a loopback one, which no device has, they are ranked by kind.
-pub fn addresses(
+pub(crate) fn ranked(
     devices: &[DeviceSummary],
     interfaces: &[Interface],
     config: &RdmaConfig,
@@ -98,6 +97,18 @@ pub fn addresses(
     }
     // Among equals the first device, port and index stays.
     found.sort_by_key(|selection| (selection.matched, selection.is_of_upper, selection.gid.kind));
+    if found.is_empty() { Err(reason.unwrap_or_else(no_port)) } else { Ok(found) }
+}
+
+/// Returns the addresses that links of a session may leave from, within what `config` allows, and the best first for a TCP
+/// connection with this local address. At least one. Addresses of one network segment are left out where the port has others.
+pub fn addresses(
+    devices: &[DeviceSummary],
+    interfaces: &[Interface],
+    config: &RdmaConfig,
+    local: Option<IpAddr>,
+) -> Result<Vec<Selection>, Unavailable> {
+    let mut found = ranked(devices, interfaces, config, local)?;
     // A peer names an address, not a device. Devices below a bridge or a macvlan have its addresses, too, and a port has most
     // addresses as RoCE v1 and as v2.
     let mut seen = HashSet::new();
@@ -106,7 +117,7 @@ pub fn addresses(
         found.iter().filter(|s| s.gid.kind.is_routable()).map(Selection::at).collect();
     let is_lesser = |s: &Selection| !s.gid.kind.is_routable() && s.matched != Match::Address;
     found.retain(|selection| !(is_lesser(selection) && has_routable.contains(&selection.at())));
-    if found.is_empty() { Err(reason.unwrap_or_else(no_port)) } else { Ok(found) }
+    Ok(found)
 }
 
 /// Chooses the best of the [`addresses`].

@@ -12,7 +12,7 @@ use bytes::{Buf, BufMut, Bytes};
 use farcall_core::transport::{Cipher, Key, Reason, Secret, TAG_LEN, Unavailable};
 use tokio::runtime::Handle;
 
-/// How many bytes of a long message are sealed as one text. With a million texts for each key, that is an eighth of what AES-GCM
+/// The bytes of a long message that are sealed as one text. A key seals 2^20 texts (WIRE.md, section 11.2), an eighth of what AES-GCM
 /// allows (RFC 9001, section 6.6 and appendix B).
 pub(super) const CHUNK: usize = 64 << 10;
 
@@ -88,7 +88,7 @@ struct Keys {
     secret: Arc<dyn Secret>,
     cipher: Cipher,
     info: Vec<u8>,
-    /// The binary logarithm of how many texts one key seals.
+    /// The binary logarithm of the number of texts that one key seals.
     texts_per_key_log2: u32,
     /// The key that was used last, and its number.
     key: Arc<dyn Key>,

@@ -23,7 +23,7 @@ kinds! { KINDS:
         "put the device on the interface that has the address: `rdma link delete rxe0 && rdma link add rxe0 type rxe netdev NETDEV`";
     NO_IP = "no-ip-address", Fault, Addresses,
         "Packets of RoCE v2 are routed as those of IP are. Without an IP address on the port's network interface there is no route.",
-        "`ip addr add ADDRESS/PREFIX dev NETDEV`";
+        "give the interface an address: `ip addr add ADDRESS/PREFIX dev NETDEV`";
     PKEY_ABSENT = "no-partition", Fault, Addresses,
         "A queue pair belongs to a partition, by a key from the port's table. The configured entry of the table is empty.",
         "set `rdma.pkey_index` to an entry that is in use: `grep . /sys/class/infiniband/*/ports/*/pkeys/*`";
@@ -83,14 +83,14 @@ fn wrong_netdev(view: &View<'_>, netdev: &str) -> Option<Finding> {
         IpAddr::V4(v4) => !v4.is_loopback() && !v4.is_link_local(),
         IpAddr::V6(v6) => !v6.is_loopback() && !v6.is_unicast_link_local(),
     };
-    // None of its own: else the configuration has chosen the link-local one.
-    // Soft-RoCE takes cards, and no bridge, tunnel or VLAN.
-    let is_card = |name: &str| view.machine.link(&format!("/sys/class/net/{name}/device")).is_some();
     let routable = || view.interfaces.iter().filter(|interface| is_routable(interface.address));
-    let better = routable().find(|interface| is_card(&interface.name)).or_else(|| routable().next())?;
-    if view.interfaces.iter().any(|own| own.name == netdev && is_routable(own.address)) {
+    if routable().any(|own| own.name == netdev) {
+        // The configuration has chosen the link-local one.
         return None;
     }
+    // A card rather than a bridge, a tunnel or a VLAN, which Soft-RoCE may not take.
+    let is_card = |name: &str| view.machine.link(&format!("/sys/class/net/{name}/device")).is_some();
+    let better = routable().find(|interface| is_card(&interface.name)).or_else(|| routable().next())?;
     let (name, other) = (&device.name, &better.name);
     let seen = format!(
         "{name} is Soft-RoCE on {netdev}, which has no routable IP address; {other} has {}",

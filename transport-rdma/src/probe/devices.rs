@@ -54,7 +54,7 @@ fn unsuited(view: &View<'_>, device: &DeviceSummary) -> Option<Finding> {
         finding.seen =
             format!("{} is siw, iWARP by the kernel's software, which farcall can't connect", device.name);
         finding.fix =
-            "use TCP here, or Soft-RoCE in its place: rdma link add rxe0 type rxe netdev NAME".to_owned();
+            "use TCP here, or Soft-RoCE in its place: `rdma link add rxe0 type rxe netdev NAME`".to_owned();
     }
     let is_cause =
         matches!(view.choice, Err(Unavailable::NoReliableQueuePairs { .. } | Unavailable::Iwarp { .. }));

@@ -15,7 +15,7 @@ kinds! { KINDS:
         "raise the limit to `rdma.memory` and `rdma.bulk_memory` together (`ulimit -l`, LimitMEMLOCK=infinity), or lower the settings";
     FILES = "few-files", Warning, Limits,
         "Each connection, and each device, is an open file.",
-        "`ulimit -n`, or LimitNOFILE= in a systemd unit";
+        "raise the limit on open files: `ulimit -n NUMBER`, or LimitNOFILE=NUMBER in a systemd unit";
     CGROUP = "rdma-cgroup", Warning, Limits,
         "The control group limits how many devices and objects of theirs (queue pairs, queues, regions) its processes have. When the \
          limit is reached, further peers stay on TCP.",
@@ -66,7 +66,10 @@ fn files(view: &View<'_>) -> Option<Finding> {
     let soft: u64 = line.split_whitespace().next()?.parse().ok()?;
     let need = u64::from(view.config.connections) + OTHERS;
     let seen = format!("{soft} files may be open, {} connections are configured", view.config.connections);
-    let fix = format!("`ulimit -n {}`, or LimitNOFILE= in a systemd unit", (2 * need).next_power_of_two());
+    let fix = format!(
+        "raise it: `ulimit -n {0}`, or LimitNOFILE={0} in a systemd unit",
+        (2 * need).next_power_of_two()
+    );
     (soft < need).then(|| Finding::new(&FILES, seen, fix))
 }
 
@@ -99,7 +102,7 @@ fn cgroup(view: &View<'_>) -> Vec<Finding> {
                     format!(
                         "{directory}/rdma.max allows {limit} {name} of {device}, {used} are in use; {need} or more are needed"
                     ),
-                    format!("echo '{device} {name}=max' > {directory}/rdma.max"),
+                    format!("`echo '{device} {name}=max' > {directory}/rdma.max`"),
                 );
                 // Those in use may be the service's own.
                 found.push(if limit == 0 { finding.but(Fault) } else { finding });

@@ -128,7 +128,7 @@ impl<'a> Qos<'a> {
         if mark != 0 && self.trusts_dscp == Some(false) {
             let seen = format!("rdma.dscp is {mark}, {netdev} trusts the VLAN's priority (pcp)");
             let fix = format!(
-                "dcb app add dev {netdev} dscp-prio {mark}:PRIORITY (with MLNX_OFED: `mlnx_qos -i {netdev} --trust dscp`)"
+                "`dcb app add dev {netdev} dscp-prio {mark}:PRIORITY` (with MLNX_OFED: `mlnx_qos -i {netdev} --trust dscp`)"
             );
             return Some(Finding::new(&TRUST, seen, fix));
         }
@@ -144,12 +144,12 @@ impl<'a> Qos<'a> {
             let marks = self.dscp.iter().find(|(_, priority)| lossless.contains(priority));
             let fix = marks.map_or_else(
                 || self.protect(),
-                |(dscp, _)| format!("rdma.dscp.normal = {dscp}, if that priority is RoCE's"),
+                |(dscp, _)| format!("`rdma.dscp.normal = {dscp}`, if that priority is RoCE's"),
             );
             return Some(Finding::new(&UNPROTECTED, seen, fix));
         }
         let seen = format!("{netdev} puts DSCP {mark} into priority {priority}, and pauses for {lossless:?}");
-        let fix = format!("dcb app replace dev {netdev} dscp-prio {mark}:{}", lossless[0]);
+        let fix = format!("`dcb app replace dev {netdev} dscp-prio {mark}:{}`", lossless[0]);
         Some(Finding::new(&DSCP_UNMAPPED, seen, fix))
     }
 
@@ -161,19 +161,24 @@ impl<'a> Qos<'a> {
         self.dscp.iter().find(|(dscp, _)| *dscp == mark).map_or(0, |(_, priority)| *priority)
     }
 
+    /// Returns the priorities of farcall's packets, by class.
+    fn own_priorities(&self, view: &View<'_>) -> [u8; TrafficClass::ALL.len()] {
+        TrafficClass::ALL.map(|class| self.priority_of(view.config.dscp.of(class)))
+    }
+
     /// Finds that ECN is off for the packets' priority, where the driver has the files of MLNX_OFED.
     fn ecn(&self, view: &View<'_>) -> Option<Finding> {
         if !view.config.ecn {
             return None;
         }
-        let priorities = TrafficClass::ALL.map(|class| self.priority_of(view.config.dscp.of(class)));
+        let priorities = self.own_priorities(view);
         // The receiver's part (notification point), and the sender's (reaction point).
         let mut files = priorities
             .iter()
             .flat_map(|priority| ["roce_np", "roce_rp"].map(|part| format!("ecn/{part}/enable/{priority}")));
         let off = files.find(|file| view.of_netdev(self.netdev, file).as_deref() == Some("0"))?;
         let file = format!("/sys/class/net/{}/{off}", self.netdev);
-        Some(Finding::new(&ECN_OFF, format!("rdma.ecn is on, and {file} is 0"), format!("echo 1 > {file}")))
+        Some(Finding::new(&ECN_OFF, format!("rdma.ecn is on, and {file} is 0"), format!("`echo 1 > {file}`")))
     }
 
     fn global_pause(&self) -> Option<Finding> {
@@ -200,7 +205,7 @@ pub(super) struct Priorities {
 impl Priorities {
     pub(super) fn read(view: &View<'_>, netdev: &str) -> Self {
         let qos = Qos::read(view, netdev);
-        let own = TrafficClass::ALL.map(|class| qos.priority_of(view.config.dscp.of(class)));
+        let own = qos.own_priorities(view);
         Self { own: own.into(), roce: qos.roce, lossless: qos.lossless.unwrap_or_default() }
     }
 
@@ -253,7 +258,7 @@ impl<'a> Ets<'a> {
             let netdev = self.netdev;
             let seen = format!("farcall's packets have priority {priority} of {netdev}, whose class {own} has 0 % of the link");
             let half = most / 2;
-            let fix = format!("dcb ets set dev {netdev} tc-bw {own}:{half} {largest}:{} (or other shares whose sum is 100)", most - half);
+            let fix = format!("`dcb ets set dev {netdev} tc-bw {own}:{half} {largest}:{}` (or other shares whose sum is 100)", most - half);
             is_starved.then(|| Finding::new(&STARVED, seen, fix))
         })
     }
@@ -269,7 +274,7 @@ impl<'a> Ets<'a> {
             let free = (0..8).find(|class| self.classes.iter().all(|(_, taken)| taken != class))?;
             let netdev = self.netdev;
             let seen = format!("{netdev} has the priorities {UNMARKED} and {priority}, RoCE's, in one class ({own})");
-            let fix = format!("dcb ets set dev {netdev} prio-tc {priority}:{free}, and a share for that class (`tc-tsa`, `tc-bw`)");
+            let fix = format!("`dcb ets set dev {netdev} prio-tc {priority}:{free}`, and a share for that class (`tc-tsa`, `tc-bw`)");
             is_shared.then(|| Finding::new(&SHARED, seen, fix))
         })
     }
@@ -289,7 +294,7 @@ fn small_rings(view: &View<'_>, netdev: &str) -> Option<Finding> {
     let numbers: Vec<u64> = numbers.filter_map(|number| number.trim().parse().ok()).collect();
     let &[most, now] = &numbers[..] else { return None };
     let seen = format!("{netdev} dropped {dropped} packets, and has {now} of {most} receive buffers");
-    (now < most).then(|| Finding::new(&SMALL_RINGS, seen, format!("ethtool -G {netdev} rx {most}")))
+    (now < most).then(|| Finding::new(&SMALL_RINGS, seen, format!("`ethtool -G {netdev} rx {most}`")))
 }
 
 /// Returns the pairs `KEY:VALUE` behind a name in the output of dcb(8).

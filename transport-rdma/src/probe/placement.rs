@@ -57,13 +57,19 @@ fn contains(list: &str, cpu: u32) -> bool {
     ranges(list).iter().any(|(first, last)| (*first..=*last).contains(&cpu))
 }
 
+/// Returns the distance of one node from another. The kernel lists those of the nodes that are online, whose numbers may have gaps.
+fn distance(view: &View<'_>, from: u32, to: u32) -> Option<String> {
+    let online = view.machine.read("/sys/devices/system/node/online")?;
+    let column = cpus_of(&online).iter().position(|node| *node == to)?;
+    let distances = view.machine.read(&format!("/sys/devices/system/node/node{from}/distance"))?;
+    distances.split_whitespace().nth(column).map(str::to_owned)
+}
+
 /// Finds that the process runs on another node than the device is attached to.
 fn remote(view: &View<'_>, device: &DeviceSummary) -> Option<Finding> {
     let (cpus, of_device) = (allowed(view)?, device.numa_node?);
     let home = view.machine.node_of(&cpus).filter(|home| *home != of_device)?;
-    let distances = view.machine.read(&format!("/sys/devices/system/node/node{home}/distance"));
-    let distance = distances.as_deref().unwrap_or_default().split_whitespace().nth(of_device as usize);
-    let distance = distance
+    let distance = distance(view, home, of_device)
         .map_or_else(String::new, |distance| format!(", at distance {distance} (10 is the same node)"));
     let seen = format!(
         "{} is on NUMA node {of_device}, this process may run on node {home} only (CPUs {cpus}){distance}",
@@ -72,7 +78,7 @@ fn remote(view: &View<'_>, device: &DeviceSummary) -> Option<Finding> {
     Some(Finding::new(
         &REMOTE,
         seen,
-        format!("numactl --cpunodebind={of_device} --membind={of_device} PROGRAM"),
+        format!("`numactl --cpunodebind={of_device} --membind={of_device} PROGRAM`"),
     ))
 }
 

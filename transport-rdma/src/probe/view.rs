@@ -1,11 +1,9 @@
 //! A machine as its findings are made from it: its devices, and the address that a connection would leave from.
 
-use ipnet::IpNet;
-
 use super::report::{Address, DeviceView, PortView};
 use crate::device::{
     DeviceSummary, GidEntry, GidKind, Interface, LinkLayer, PortSummary, RdmaConfig, Selection, Unavailable,
-    Unsuited, choose,
+    Unsuited, choose, ranked,
 };
 use crate::machine::Machine;
 
@@ -141,7 +139,7 @@ impl<'a> View<'a> {
                 kind: kind(gid.kind),
                 netdev: gid.netdev.clone(),
                 is_chosen: chosen.is_some(),
-                reason: chosen.map(|chosen| reason(chosen, &self.summaries, self.config)),
+                reason: chosen.map(|chosen| reason(chosen, self)),
             }
         };
         PortView {
@@ -163,33 +161,22 @@ impl<'a> View<'a> {
 }
 
 /// Returns why this address was chosen: the setting that names it, or the rule by which it comes before the next best.
-fn reason(chosen: &Selection, devices: &[DeviceSummary], config: &RdmaConfig) -> String {
+fn reason(chosen: &Selection, view: &View<'_>) -> String {
+    let config = view.config;
     if let Some(index) = config.gid_index {
         return format!("`rdma.gid_index` is {index}");
     }
     if let Some(gid) = config.gid {
         return format!("`rdma.gid` is {gid}");
     }
-    let subnet: Option<IpNet> = config.subnet.as_deref().and_then(|subnet| subnet.parse().ok());
-    let ports = devices
-        .iter()
-        .filter(|device| device.unsuited.is_none())
-        .filter(|device| config.device.as_ref().is_none_or(|name| *name == device.name))
-        .flat_map(|device| device.ports.iter().map(move |port| (device, port)))
-        .filter(|(_, port)| port.active && config.port.is_none_or(|number| number == port.number));
-    let others = ports
-        .flat_map(|(device, port)| port.gids.iter().map(move |gid| (device, port, gid)))
-        .filter(|(_, _, gid)| subnet.is_none_or(|subnet| subnet.contains(&gid.gid.ip())))
-        .filter(|(device, port, gid)| {
-            (&device.name, port.number, gid.index) != (&chosen.device, chosen.port, chosen.gid.index)
-        });
-    let rule = match others.map(|(.., gid)| gid.kind).min() {
+    let ranked = ranked(&view.summaries, &view.interfaces, config, None).unwrap_or_default();
+    let rule = match ranked.into_iter().find(|other| other != chosen) {
         None => "there is no other".to_owned(),
-        Some(next) if next > chosen.gid.kind => {
-            format!("{} comes before {}", by_rank(chosen.gid.kind), by_rank(next))
-        }
-        Some(next) if next < chosen.gid.kind => {
+        Some(next) if next.is_of_upper != chosen.is_of_upper => {
             "the addresses of a port's own interface come before those of interfaces upon it".to_owned()
+        }
+        Some(next) if next.gid.kind != chosen.gid.kind => {
+            format!("{} comes before {}", by_rank(chosen.gid.kind), by_rank(next.gid.kind))
         }
         Some(_) => "it is the first of those that are as good".to_owned(),
     };

@@ -127,11 +127,11 @@ impl RendezvousPool {
         taken
     }
 
-    /// Returns memory for a message of this length that this side sends. `None`: there is none now, and more is asked for.
-    pub(crate) fn take_or_grow(self: &Arc<Self>, len: usize) -> Option<Extent> {
-        let taken = self.take(Direction::Request, len);
+    /// Returns memory for a message of this length. `None`: there is none now, and more is asked for.
+    pub(crate) fn take_or_grow(self: &Arc<Self>, direction: Direction, len: usize) -> Option<Extent> {
+        let taken = self.take(direction, len);
         if taken.is_none() {
-            self.grow(Direction::Request, len, None);
+            self.grow(direction, len, None);
         }
         taken
     }
@@ -143,11 +143,7 @@ impl RendezvousPool {
             return Some(ready);
         }
         let len = if is_short { SHORT } else { len };
-        let extent = self.take(Direction::Response, len);
-        if extent.is_none() {
-            self.grow(Direction::Response, len, None);
-        }
-        extent.map(ReadTarget::new)
+        self.take_or_grow(Direction::Response, len).map(ReadTarget::new)
     }
 
     /// Keeps the target of a short answer for the next one.
@@ -336,7 +332,7 @@ pub(crate) fn in_use_anywhere() -> usize {
 /// Memory of this length that a device of this process can let peers read: the first device's that has some.
 pub(crate) fn take_anywhere(len: usize) -> Option<Extent> {
     let open: Vec<_> = registry().iter().filter_map(Weak::upgrade).collect();
-    open.iter().find_map(|bulk| bulk.take_or_grow(len))
+    open.iter().find_map(|bulk| bulk.take_or_grow(Direction::Request, len))
 }
 
 /// Returns memory of this length that a device can let peers read, and waits while more is being registered.

@@ -182,7 +182,7 @@ impl State {
         Ok(())
     }
 
-    /// Lets the first two messages change places that wait on their way to a queue pair. False if fewer wait.
+    /// Swaps the first two messages that wait for a queue pair. Returns false if fewer wait.
     pub(super) fn swap_messages(&mut self, to: u32) -> bool {
         let from = self.qps.values_mut().find(|qp| qp.remote.is_some_and(|remote| remote.qp_num == to));
         let requests = from.into_iter().flat_map(|qp| &mut qp.waiting).map(|posted| &mut posted.request);

@@ -75,7 +75,7 @@ impl Fabric {
         self.with(|state| state.reads = flow);
     }
 
-    /// Has what is sent or written from now on carry immediate data, or no longer, as a peer may that breaks the rules.
+    /// Sets whether later SENDs and WRITEs carry immediate data, as those of a peer that breaks the rules may.
     pub fn set_immediate_data(&self, carry: bool) {
         self.with(|state| state.immediate_data = carry);
     }
@@ -90,7 +90,7 @@ impl Fabric {
         self.with(|state| state.wire.tap(Box::new(observer)));
     }
 
-    /// Lets the first two messages change places that wait on their way to a queue pair. False if fewer wait.
+    /// Swaps the first two messages that wait for a queue pair. Returns false if fewer wait.
     pub fn swap_messages(&self, to: u32) -> bool {
         self.with(|state| state.swap_messages(to))
     }

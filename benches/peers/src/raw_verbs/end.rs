@@ -85,7 +85,7 @@ impl End {
         Ok(end)
     }
 
-    /// Has the server read or write memory of the client's for ever, as a server does that is lent memory.
+    /// Makes the server read or write the client's memory for ever, as it would lent memory.
     async fn add_load(&mut self, args: &Args, config: &RdmaConfig, path: &LocalPath) -> Result<()> {
         let qp = match args.by {
             By::Same => Arc::clone(&self.qp),

@@ -48,8 +48,6 @@ pub(super) struct Member {
     load: Load,
     readiness: Mutex<Readiness>,
     ejection: Ejection,
-    /// How many of its connections are suspected.
-    suspicions: AtomicUsize,
     balancer: Weak<Balancer>,
     tasks: Mutex<Vec<AbortHandle>>,
 }
@@ -74,7 +72,6 @@ impl Member {
             load: Load::new(),
             readiness: Mutex::new(Readiness::Connecting),
             ejection: Ejection::default(),
-            suspicions: AtomicUsize::new(0),
             balancer: Weak::clone(balancer),
             tasks: Mutex::default(),
         })
@@ -111,7 +108,9 @@ impl Member {
     pub(super) fn readiness(&self) -> Readiness {
         let readiness = self.readiness.lock().unwrap_or_else(PoisonError::into_inner).clone();
         match readiness {
-            Readiness::Ready if self.suspicions.load(Ordering::Relaxed) > 0 => Readiness::Suspected,
+            Readiness::Ready if self.connections().any(|connection| connection.is_suspected()) => {
+                Readiness::Suspected
+            }
             Readiness::Ready if self.ejection.is_ejected() => Readiness::Ejected,
             readiness => readiness,
         }
@@ -120,10 +119,10 @@ impl Member {
     /// Returns its state, for watchers.
     pub(super) fn state(&self) -> EndpointState {
         let readiness = self.readiness();
-        let attempts = self.lanes.iter().filter_map(|lane| {
-            let (_, next) = lane.classes[TrafficClass::default() as usize].readiness();
-            next
-        });
+        let attempts = self
+            .lanes
+            .iter()
+            .filter_map(|lane| lane.classes[TrafficClass::default() as usize].next_attempt());
         let next_attempt = if matches!(readiness, Readiness::Failing(_)) { attempts.min() } else { None };
         EndpointState { name: Arc::clone(&self.name), readiness, next_attempt }
     }
@@ -149,15 +148,12 @@ impl Member {
         if suspicions.is_empty() {
             return;
         }
-        self.suspicions.fetch_add(suspicions.len(), Ordering::Relaxed);
         balancer.changed();
         for suspicion in suspicions {
-            let member = Arc::downgrade(self);
+            let balancer_of_it = Weak::clone(&self.balancer);
             balancer.spawn(async move {
                 suspicion.await;
-                let Some(member) = member.upgrade() else { return };
-                let is_last = member.suspicions.fetch_sub(1, Ordering::Relaxed) == 1;
-                if let Some(balancer) = member.balancer.upgrade().filter(|_| is_last) {
+                if let Some(balancer) = balancer_of_it.upgrade() {
                     balancer.changed();
                 }
             });

@@ -127,10 +127,8 @@ impl InFlightCall {
     /// Suspects a silent server when an unanswered call is dropped at its deadline. A handler's own deadline drops its calls before they
     /// expire.
     #[cold]
-    pub(super) fn given_up(&self) {
-        if let State::Sent(pending) = &self.state
-            && self.left() == Some(Duration::ZERO)
-        {
+    pub(super) fn given_up(&self, pending: &Pending) {
+        if self.left() == Some(Duration::ZERO) {
             suspect_if_silent(&self.stub, self.picked.as_ref(), pending);
         }
     }

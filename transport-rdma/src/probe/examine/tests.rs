@@ -304,9 +304,9 @@ fn the_configuration_is_compared_with_the_machine() {
     assert_eq!(judged(&ets("0:50 1:50 2:0 3:0", together), &marked), [(Note, "shared-class")]);
     let found = |shares, classes| examined(&mended(&ets(shares, classes)), &marked).findings.remove(0);
     let starved = found("0:100 1:0 2:0 3:0", apart);
-    assert!(starved.fix.starts_with("dcb ets set dev ens1f0np0 tc-bw 3:50 0:50 "), "{}", starved.fix);
+    assert!(starved.fix.starts_with("`dcb ets set dev ens1f0np0 tc-bw 3:50 0:50` "), "{}", starved.fix);
     let shared = found("0:50 1:50 2:0 3:0", together);
-    assert!(shared.fix.starts_with("dcb ets set dev ens1f0np0 prio-tc 3:2,"), "{}", shared.fix);
+    assert!(shared.fix.starts_with("`dcb ets set dev ens1f0np0 prio-tc 3:2`,"), "{}", shared.fix);
     let with_ecn = config(&|c| (c.dscp.normal, c.ecn) = (26, true));
     let of_ecn =
         |state: &str| format!("{}== /sys/class/net/ens1f0np0/ecn/roce_rp/enable/3\n{state}\n", maps("26:3"));
@@ -317,6 +317,21 @@ fn the_configuration_is_compared_with_the_machine() {
     assert_eq!(judged(local, &RdmaConfig::default()), [(Warning, "link-local")]);
     let bare = format!("{local}== interfaces\nlo 127.0.0.1/8\n");
     assert_eq!(judged(&bare, &RdmaConfig::default()), [(Fault, "no-ip-address")]);
+}
+
+/// The kernel lists distances from the nodes that are online, whose numbers may have gaps.
+#[test]
+fn the_distance_of_the_devices_node_is_told() {
+    for (of_device, online, distances, told) in [(0, "0-1", "21 10", 21), (3, "0-1,3", "21 10 31", 31)] {
+        let far = format!(
+            "== /proc/self/status\nCapEff:\t000001ffffffffff\nCpus_allowed_list:\t16-31\n\
+             == /sys/class/infiniband/mlx5_0/device/numa_node\n{of_device}\n\
+             == /sys/devices/system/node/online\n{online}\n== /sys/devices/system/node/node1/distance\n{distances}\n"
+        );
+        let report = examined(&mended(&far), &RdmaConfig::default());
+        let remote = report.findings.iter().find(|finding| finding.code == "remote-node").unwrap();
+        assert!(remote.seen.contains(&format!(", at distance {told} ")), "{}", remote.seen);
+    }
 }
 
 #[test]

@@ -42,11 +42,7 @@ pub async fn connect_tls(
     tls: &TlsClient,
     patience: Duration,
 ) -> Result<Arc<TcpLink>, Status> {
-    let until = Instant::now() + patience;
-    if unix::path(target).is_none() {
-        tls.refresh().await;
-    }
-    let patience = until.saturating_duration_since(Instant::now());
+    let patience = if unix::path(target).is_none() { refreshed(tls, patience).await } else { patience };
     dial(target, config, patience, &|| tls.session(name).map(Some).map_err(|error| error.to_string())).await
 }
 
@@ -124,7 +120,7 @@ pub async fn connect_by_tls<S>(
 where
     S: AsyncRead + AsyncWrite + Send + 'static,
 {
-    tls.refresh().await;
+    let patience = refreshed(tls, patience).await;
     let session = || tls.session(name).map(Some).map_err(io::Error::other);
     set_up(connecting, target, config, patience, session).await
 }
@@ -145,6 +141,14 @@ where
         Err(_) => return Err(unavailable(target, &silent(patience))),
     };
     link.map_err(|error| unavailable(target, &error.to_string()))
+}
+
+/// Has files of TLS that have changed read. Returns the patience that is left.
+#[cfg(feature = "tls")]
+async fn refreshed(tls: &TlsClient, patience: Duration) -> Duration {
+    let until = Instant::now() + patience;
+    tls.refresh().await;
+    until.saturating_duration_since(Instant::now())
 }
 
 fn silent(patience: Duration) -> String {

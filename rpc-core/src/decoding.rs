@@ -5,27 +5,21 @@
 //! polls its link itself has let go of it by then, but runs on such a thread, too. So arguments, answers and items above
 //! [`VERY_LONG`] are decoded [`apart`].
 
+mod threads;
+
 use std::any::TypeId;
 use std::future::{pending, poll_fn};
-use std::panic::resume_unwind;
-use std::sync::{Arc, LazyLock};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::task::Poll;
-use std::thread;
 
 use tokio::runtime::Handle;
-use tokio::sync::Semaphore;
+use tokio::sync::oneshot;
 
 use crate::codec::{Codec, Raw};
 use crate::payload::Payload;
 
-/// The length, in bytes, above which a message takes milliseconds to decode or decompress. A thread for blocking work does it then.
+/// The length, in bytes, above which a message takes milliseconds to decode or decompress. A thread of its own kind does it then.
 pub(crate) const VERY_LONG: usize = 256 << 10;
-
-/// A permit for each job that may run at once. More would not be faster, and would take more memory.
-static JOBS: LazyLock<Arc<Semaphore>> = LazyLock::new(|| {
-    let jobs = thread::available_parallelism().map_or(1, usize::from);
-    Arc::new(Semaphore::new(jobs))
-});
 
 /// Waits until the handler that awaits it runs in its own task. A handler gets a task when its first poll leaves it
 /// unfinished.
@@ -55,20 +49,22 @@ pub(crate) fn is_decoded<C: Codec>() -> bool {
     TypeId::of::<C>() != TypeId::of::<Raw>()
 }
 
-/// Runs `decode` on a thread for blocking work.
+/// Runs `decode` on a [thread for that](threads), inside the runtime of the caller.
 pub(crate) async fn apart<R: Send + 'static>(decode: impl FnOnce() -> R + Send + 'static) -> R {
     // Outside of a runtime, no connection shares this thread.
     let Ok(runtime) = Handle::try_current() else { return decode() };
-    // A call that is given up while it waits here leaves no job behind. The semaphore is never closed.
-    let permit = JOBS.clone().acquire_owned().await;
-    let job = runtime.spawn_blocking(move || {
-        let _permit = permit;
-        decode()
+    // A call that is given up while it waits here leaves no job behind.
+    let Some(turn) = threads::turn().await else { return decode() };
+    let (tell, decoded) = oneshot::channel();
+    turn.run(move || {
+        let _inside = runtime.enter();
+        // The call may have been given up.
+        let _ = tell.send(catch_unwind(AssertUnwindSafe(decode)));
     });
-    match job.await.map_err(tokio::task::JoinError::try_into_panic) {
-        Ok(decoded) => decoded,
-        Err(Ok(panic)) => resume_unwind(panic),
-        // The runtime shuts down, and drops this future, too.
-        Err(Err(_)) => pending().await,
+    match decoded.await {
+        Ok(Ok(decoded)) => decoded,
+        Ok(Err(panic)) => resume_unwind(panic),
+        // The job always tells.
+        Err(_) => pending().await,
     }
 }

@@ -2,16 +2,15 @@
 
 use std::fmt;
 
-use zstd::bulk::{Compressor, Decompressor};
-use zstd::zstd_safe;
+use zstd::zstd_safe::{self, CCtx, DCtx};
 
 use super::{CantUnpack, room};
 
 /// Zstandard's contexts, each made when it is first needed. Both allocate far more than a message needs.
 #[derive(Default)]
 pub(super) struct Contexts {
-    compressor: Option<Compressor<'static>>,
-    decompressor: Option<Decompressor<'static>>,
+    compressor: Option<CCtx<'static>>,
+    decompressor: Option<DCtx<'static>>,
 }
 
 impl Contexts {
@@ -26,15 +25,15 @@ impl fmt::Debug for Contexts {
     }
 }
 
-/// `None`: the bytes become more than `most`.
+/// `None`: the bytes become more than `most`, or there is no memory.
 pub(super) fn pack(contexts: &mut Contexts, bytes: &[u8], most: usize) -> Option<Vec<u8>> {
-    let mut packed = Vec::with_capacity(most);
+    let mut packed = room(most).ok()?;
     let compressor = match &mut contexts.compressor {
         Some(compressor) => compressor,
-        none => none.insert(Compressor::new(zstd::DEFAULT_COMPRESSION_LEVEL).ok()?),
+        none => none.insert(CCtx::try_create()?),
     };
     // Bytes that do not fit are an error, too.
-    compressor.compress_to_buffer(bytes, &mut packed).ok()?;
+    compressor.compress(&mut packed, bytes, zstd::DEFAULT_COMPRESSION_LEVEL).ok()?;
     packed.shrink_to_fit();
     (packed.len() <= most).then_some(packed)
 }
@@ -48,8 +47,8 @@ pub(super) fn unpack(contexts: &mut Contexts, packed: &[u8], len: usize) -> Resu
     let mut bytes = room(len)?;
     let decompressor = match &mut contexts.decompressor {
         Some(decompressor) => decompressor,
-        none => none.insert(Decompressor::new().map_err(|_| CantUnpack::NoMemory)?),
+        none => none.insert(DCtx::try_create().ok_or(CantUnpack::NoMemory)?),
     };
-    let unpacked = decompressor.decompress_to_buffer(packed, &mut bytes).ok();
+    let unpacked = decompressor.decompress(&mut bytes, packed).ok();
     if unpacked == Some(len) { Ok(bytes) } else { Err(CantUnpack::Malformed) }
 }

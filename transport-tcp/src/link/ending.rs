@@ -9,7 +9,6 @@ use std::time::Duration;
 use farcall_core::transport::LinkHandler;
 
 use super::TcpLink;
-use crate::read::MAX_FRAME;
 use crate::stream::Stream;
 
 /// How long a closed link goes on sending what it had taken to a peer that reads slowly.
@@ -35,9 +34,9 @@ impl TcpLink {
     async fn establish(&self) {
         let Some(tls) = self.socket.tls() else { return };
         // The peer's bytes are of no use any more.
-        let mut unread = Vec::with_capacity(MAX_FRAME);
+        let mut unread = Vec::with_capacity(PIECE);
         while tls.is_establishing() {
-            let read = self.socket.read(&mut unread, MAX_FRAME).0;
+            let read = self.socket.read(&mut unread, PIECE).0;
             let flushed = self.socket.flush();
             unread.clear();
             let is_over = |result: io::Result<usize>| match result {

@@ -1,0 +1,101 @@
+//! The threads that decode long messages: at most one for each CPU, started when they are needed, and kept.
+//!
+//! Tokio's pool for blocking work starts a thread whenever none is idle at that moment, even if one is about to be. Each thread may
+//! take a stack and an arena of glibc's allocator, which is 66 MiB of address space. Few threads let a server live under `ulimit -v`.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::thread;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+static THREADS: LazyLock<Threads> = LazyLock::new(Threads::new);
+
+type Job = Box<dyn FnOnce() + Send>;
+
+struct Threads {
+    most: usize,
+    /// A permit for each job that may run at once. More would not be faster, and would take more memory.
+    turns: Arc<Semaphore>,
+    started: Mutex<usize>,
+    jobs: Sender<Job>,
+    waiting: Arc<Mutex<Receiver<Job>>>,
+}
+
+/// The right to run one job.
+pub(super) struct Turn(OwnedSemaphorePermit);
+
+/// Waits for a turn. `None`: the system lets this process have no thread.
+pub(super) async fn turn() -> Option<Turn> {
+    let threads = &*THREADS;
+    // The semaphore is never closed.
+    let turn = threads.turns.clone().acquire_owned().await.ok()?;
+    threads.start_for_taken_turns().then_some(Turn(turn))
+}
+
+impl Turn {
+    /// Lets a thread run `job`, and gives the turn back after that.
+    pub(super) fn run(self, job: impl FnOnce() + Send + 'static) {
+        let Self(turn) = self;
+        let job = move || {
+            job();
+            drop(turn);
+        };
+        // It is received as long as the process lives.
+        let _ = THREADS.jobs.send(Box::new(job));
+    }
+}
+
+impl Threads {
+    fn new() -> Self {
+        let most = thread::available_parallelism().map_or(1, usize::from);
+        let (jobs, waiting) = channel();
+        let waiting = Arc::new(Mutex::new(waiting));
+        Self { most, turns: Arc::new(Semaphore::new(most)), started: Mutex::new(0), jobs, waiting }
+    }
+
+    /// Starts a thread if more turns are taken than threads run. Returns whether any runs.
+    fn start_for_taken_turns(&self) -> bool {
+        let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
+        if *started < self.most - self.turns.available_permits() {
+            let waiting = self.waiting.clone();
+            let thread = thread::Builder::new().name("farcall-decode".into());
+            // Without another thread, jobs wait for those that run.
+            *started += usize::from(thread.spawn(move || run_jobs(&waiting)).is_ok());
+        }
+        *started > 0
+    }
+}
+
+/// Runs jobs, one after the other.
+fn run_jobs(waiting: &Mutex<Receiver<Job>>) {
+    loop {
+        let job = waiting.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        // The sender is never dropped.
+        let Ok(job) = job else { return };
+        // A value that nobody waits for any more may panic when it is dropped.
+        let _ = catch_unwind(AssertUnwindSafe(job));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+    use std::thread::{self, Thread, ThreadId};
+
+    use super::super::apart;
+
+    #[tokio::test]
+    async fn jobs_that_panic_leave_the_threads_in_place() {
+        let here = thread::current().id();
+        let mut seen: HashSet<ThreadId> = HashSet::new();
+        for _ in 0..100 {
+            let job = apart(|| std::panic::panic_any(thread::current()));
+            let panic = tokio::spawn(job).await.unwrap_err().into_panic();
+            seen.insert(panic.downcast::<Thread>().unwrap().id());
+        }
+        seen.insert(apart(|| thread::current().id()).await);
+        assert!(seen.len() <= super::THREADS.most && !seen.contains(&here), "{seen:?}");
+    }
+}

@@ -25,6 +25,7 @@ mod dispatch;
 pub mod dynamic;
 pub mod explain;
 pub mod extensions;
+mod freeing;
 pub mod in_process;
 mod interface;
 pub mod memory;

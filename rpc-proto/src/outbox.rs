@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use bytes::BytesMut;
 
-pub use self::abandoning::Abandoned;
+pub use self::abandoning::{Abandoned, Unsent};
 use self::tally::Tally;
 use super::message::{Expose, Exposing, Fragmenter, Frame, Message};
 use super::small_frames::SmallFrames;

@@ -17,6 +17,7 @@ use crate::access::{Accesses, Lending};
 use crate::call_streams::{CallStreams, Ended, StreamTable};
 use crate::compress::{self, CantUnpack, Unpacking};
 use crate::decoding;
+use crate::freeing::free_in_steps;
 use crate::interface::Kind;
 use crate::payload::{Loan, Payload};
 use crate::proto::message::{Head, Message};
@@ -236,8 +237,12 @@ impl Calls {
         self.slots.close(status.clone()).into_iter().for_each(Waker::wake);
         // A request that was not sent whole by now never will be, and no handler sees a part of one. So "not executed"
         // is true.
-        let unsent = self.sender.change(|sending| sending.outbox.close(FrameType::REQUEST));
-        let unsent: HashSet<u64> = unsent.into_iter().collect();
+        let (calls, unsent, gauge) = self.sender.change(|sending| {
+            let (calls, unsent) = sending.outbox.close(FrameType::REQUEST);
+            (calls, unsent, sending.take_gauge(self.sender.account()))
+        });
+        free_in_steps(unsent, gauge);
+        let unsent: HashSet<u64> = calls.into_iter().collect();
         for call in self.slots.waiting_after(0) {
             let certain = unsent.contains(&call) || status.executed() == Executed::No;
             let executed = if certain { Executed::No } else { Executed::Maybe };

@@ -3,32 +3,11 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tokio::runtime::Handle;
-use tokio::task::yield_now;
-
 use super::{Connection, Phase, Role, Stage, Traffic, Upgrading};
-use crate::memory::Gauge;
-use crate::proto::inbox::Inbox;
+use crate::freeing::free_in_steps;
 use crate::proto::wire::{Close, CloseCode, FrameType, Goaway};
 use crate::status::{Blame, Executed, Status};
 use crate::transport::{Reason, Unavailable};
-
-/// Partial messages of more bytes than this are freed in steps.
-const MUCH: usize = 1 << 20;
-
-/// Frees partial messages one at a time, with turns of other tasks between them: the system needs a millisecond for every 10 MiB.
-fn free_in_steps((mut inbox, mut gauge): (Inbox, Gauge)) {
-    if inbox.memory() > MUCH
-        && let Ok(runtime) = Handle::try_current()
-    {
-        runtime.spawn(async move {
-            while inbox.drop_one() {
-                gauge.set(inbox.memory());
-                yield_now().await;
-            }
-        });
-    }
-}
 
 /// The activity of a server's connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -346,9 +325,9 @@ impl Connection {
         }
         let mut receiving = self.receiving.lock();
         let attempt = receiving.attempt.take();
-        let kept = receiving.clear(self.sender.account());
+        let (partial, gauge) = receiving.clear(self.sender.account());
         drop(receiving);
-        free_in_steps(kept);
+        free_in_steps(partial, gauge);
         attempt.inspect(|attempt| attempt.abort());
         if let Some(dispatch) = &self.dispatch {
             dispatch.end();

@@ -2,9 +2,13 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use tokio::task::{AbortHandle, JoinHandle};
+use tokio::runtime::Handle;
+use tokio::task::{AbortHandle, JoinHandle, yield_now};
 
 use crate::sync::{Mutex, MutexGuard, rank};
+
+/// How many handlers of a connection that is gone are dropped before other tasks of the runtime have their turn.
+const DROPPED_AT_ONCE: usize = 1;
 
 /// The calls of the peer that were received and neither answered nor cancelled. A call is added as soon as its order is
 /// known. So whatever follows its REQUEST finds it, by whichever link and thread.
@@ -57,13 +61,23 @@ impl Running {
         self.0.lock().count() == 0
     }
 
-    /// Drops every handler, because the connection is gone.
-    pub(super) fn drop_all(&self) {
+    /// Drops every handler, because the connection is gone. Many are dropped bit by bit: each takes a turn of the runtime, and
+    /// other connections would wait for all of them.
+    pub(super) fn drop_all(&self, runtime: &Handle) {
         let mut table = self.0.lock();
         table.new.clear();
-        let tasks = std::mem::take(&mut table.tasks);
+        let mut tasks = std::mem::take(&mut table.tasks).into_values();
         drop(table);
-        tasks.into_values().for_each(|task| task.abort());
+        tasks.by_ref().take(DROPPED_AT_ONCE).for_each(|task| task.abort());
+        if tasks.len() == 0 {
+            return;
+        }
+        runtime.spawn(async move {
+            while tasks.len() > 0 {
+                yield_now().await;
+                tasks.by_ref().take(DROPPED_AT_ONCE).for_each(|task| task.abort());
+            }
+        });
     }
 }
 

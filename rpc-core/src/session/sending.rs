@@ -44,6 +44,11 @@ impl Sending {
         }
     }
 
+    /// Takes the gauge of what was in the outbox. From now on another one counts.
+    pub(crate) fn take_gauge(&mut self, account: &Arc<Account>) -> Gauge {
+        std::mem::replace(&mut self.gauge, Gauge::new(account, Use::Unsent))
+    }
+
     /// Stops using the upgraded link, and returns it for the caller to close.
     pub(crate) fn retire(&mut self) -> Option<UpgradedLink> {
         let (epoch, link) = self.upgraded.take()?;

@@ -1,7 +1,8 @@
 //! Messages that need not leave any more: their call is given up, or the session is over.
 
-use super::Outbox;
-use super::tally::Tally;
+use std::mem::take;
+
+use super::{Outbox, size};
 use crate::message::Fragmenter;
 use crate::wire::FrameType;
 
@@ -130,20 +131,51 @@ impl Outbox {
     }
 
     /// The session is over: nothing leaves any more, so that what is said of its calls stays true. Returns the calls of
-    /// which a message of this kind has not left whole, and forgets everything.
-    pub fn close(&mut self, kind: FrameType) -> Vec<u64> {
+    /// which a message of this kind has not left whole, and all that has not left.
+    pub fn close(&mut self, kind: FrameType) -> (Vec<u64>, Unsent) {
         self.closed = true;
         let mut calls = self.take_back(kind);
         calls.extend(self.cutting.iter().filter(|m| m.is_of(kind)).map(|m| m.call));
-        self.small_frames.clear();
-        self.queue.clear();
-        self.large.clear();
-        self.cutting.clear();
-        self.exposed.clear();
-        self.retained.clear();
+        let rest = Self {
+            small_frames: take(&mut self.small_frames),
+            queue: take(&mut self.queue),
+            large: take(&mut self.large),
+            cutting: take(&mut self.cutting),
+            exposed: take(&mut self.exposed),
+            tally: take(&mut self.tally),
+            retained: take(&mut self.retained),
+            retained_bytes: take(&mut self.retained_bytes),
+            ..Self::new(0, 0)
+        };
         self.left.clear();
-        self.tally = Tally::default();
-        (self.resend, self.retained_bytes) = (0, 0);
-        calls
+        self.resend = 0;
+        (calls, Unsent(rest))
+    }
+}
+
+/// All that has not left when an outbox was [closed](Outbox::close), to be freed.
+#[derive(Debug)]
+pub struct Unsent(Outbox);
+
+impl Unsent {
+    /// Returns how much memory it takes, in bytes.
+    pub fn memory(&self) -> usize {
+        self.0.memory()
+    }
+
+    /// Drops one of the messages, or the short ones together. False: there is none.
+    pub fn drop_one(&mut self) -> bool {
+        let Outbox { queue, large, cutting, exposed, tally, retained, retained_bytes, .. } = &mut self.0;
+        if let Some(message) = queue.pop_front().or_else(|| large.pop_front()) {
+            tally.unqueue(&message);
+        } else if let Some(message) = cutting.pop_front().or_else(|| Some(exposed.pop_first()?.1)) {
+            tally.end(&message);
+        } else if let Some(frame) = retained.pop_front() {
+            *retained_bytes -= size(&frame);
+        } else {
+            let short = take(&mut self.0.small_frames);
+            return !short.is_empty();
+        }
+        true
     }
 }

@@ -24,8 +24,13 @@ const STEP: usize = 64 << 10;
 /// The unit in which a [`Gauge`] counts, in bytes.
 const UNIT: usize = 4 << 10;
 
-/// A connection that holds no more than this is never held back, in bytes: an encrypted one with a receive buffer and a call.
+/// A connection that holds no more than this goes on when the budget is used up, in bytes: an encrypted one with a receive buffer and
+/// a call.
 const LITTLE: usize = 192 << 10;
+
+/// A peer that holds no more than this part of its share goes on when the budget is used up, one of so many. So all peers together
+/// stay below the limit: the shares are five eighths of it, and it is used up at seven.
+const SMALL_PART: usize = 8;
 
 /// The part of the budget that the decoded values of one message may take: one of so many.
 const MOST_OF_MESSAGE: usize = 8;
@@ -161,10 +166,12 @@ impl Account {
     }
 
     /// Whether the budget is nearly used up and this connection holds more than its share, or the budget is used up and this
-    /// connection holds more than a little.
+    /// connection holds more than a small part of its share.
     #[inline]
     fn is_greedy(&self) -> bool {
-        self.budget.is_high() && (self.budget.is_used_up() && self.taken() > LITTLE || self.exceeds_share())
+        self.budget.is_high()
+            && (self.exceeds_share(1, 0)
+                || self.budget.is_used_up() && self.exceeds_share(SMALL_PART, LITTLE))
     }
 
     /// Returns how much room there is for messages that arrive in parts.
@@ -177,11 +184,25 @@ impl Account {
         }
     }
 
+    /// Whether this connection's peer holds more than its share, or than one of so many parts of it, and this connection more than its
+    /// part of that, and more than `little` bytes.
     #[cold]
-    fn exceeds_share(&self) -> bool {
-        let share = self.budget.high / self.budget.count.load(Ordering::Relaxed).max(1);
+    fn exceeds_share(&self, parts: usize, little: usize) -> bool {
+        let share = self.budget.high / self.budget.count.load(Ordering::Relaxed).max(1) / parts;
         let of_one = share / self.peer.count.load(Ordering::Relaxed).max(1);
-        self.peer.used.load(Ordering::Relaxed) > share && self.taken() > of_one
+        self.peer.used.load(Ordering::Relaxed) > share && self.taken() > of_one.max(little)
+    }
+
+    /// Whether the connection may take so many bytes more at once. If not, it is closed: the limit is reached, and its peer holds more
+    /// than a small part of its share.
+    pub(crate) fn may_grow(&self, bytes: usize) -> bool {
+        let share = self.budget.high / self.budget.count.load(Ordering::Relaxed).max(1);
+        let is_modest = self.peer.used.load(Ordering::Relaxed).saturating_add(bytes) <= share / SMALL_PART;
+        let may_grow = is_modest || self.budget.used() <= self.budget.limit;
+        if !may_grow {
+            self.evict();
+        }
+        may_grow
     }
 
     /// Whether calls are refused, because the connection has been greedy for long.

@@ -118,6 +118,27 @@ async fn the_greedy_wait_and_are_then_refused() {
     assert!(greedy.judge().is_none() && !greedy.refuses());
 }
 
+/// Whatever others do: of a budget that is used up, each peer has a small part of its share.
+#[tokio::test(start_paused = true)]
+async fn a_peer_that_holds_little_is_served_from_a_budget_that_is_used_up() {
+    let budget = Budget::new(80 * MIB);
+    let greedy: Vec<_> = (1..5).map(|address| open(&budget, address)).collect();
+    let modest = open(&budget, 5);
+    let much = [22, 17, 17, 16].map(|mib| mib * MIB);
+    let _much: Vec<_> = greedy.iter().zip(much).map(|(account, bytes)| holding(account, bytes)).collect();
+    // Each peer's share is a fifth of 50 MiB.
+    let mut little = holding(&modest, MIB);
+    assert!(modest.judge().is_none() && greedy.iter().all(|account| account.judge().is_some()));
+    little.set(3 * MIB / 2);
+    assert!(modest.judge().is_some(), "it holds more than an eighth of its share");
+
+    // At the limit, the others get no more memory.
+    let _more = holding(&greedy[0], 10 * MIB);
+    little.set(MIB);
+    assert!(modest.may_grow(200_000) && !modest.is_evicted());
+    assert!(!greedy[3].is_evicted() && !greedy[3].may_grow(200_000) && greedy[3].is_evicted());
+}
+
 #[tokio::test(start_paused = true)]
 async fn connections_share_what_their_address_has() {
     let budget = Budget::new(100 * MIB);

@@ -38,8 +38,8 @@ const MIB: usize = 1 << 20;
 /// The server's budget.
 const LIMIT: usize = 256 * MIB;
 
-/// How much more may be held for a moment: thousands of connections take a receive buffer each before the greediest are closed.
-const MOST_BEYOND: usize = 64 * MIB;
+/// How much more may be held for a moment: a receive buffer and what a turn brings, of 200 connections, before the greediest are closed.
+const MOST_BEYOND: usize = 96 * MIB;
 
 /// A guard against hangs.
 const PATIENCE: Duration = Duration::from_secs(60);

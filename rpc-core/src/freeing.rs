@@ -2,54 +2,93 @@
 //!
 //! The system needs a millisecond to take 10 MiB back, and all other connections of the runtime would wait for that.
 
+use std::sync::Arc;
+use std::time::Instant;
+
 use tokio::runtime::Handle;
 use tokio::task::yield_now;
 
-use crate::memory::Gauge;
+use crate::memory::{Account, Gauge};
 use crate::proto::inbox::Inbox;
 use crate::proto::outbox::Unsent;
 
 /// What takes more bytes than this is freed in steps.
 const MUCH: usize = 1 << 20;
 
+/// The pace of the freeing: the less memory is left, the faster.
+pub(crate) struct Pace {
+    account: Arc<Account>,
+    last: Instant,
+}
+
+impl Pace {
+    pub(crate) fn new(account: &Arc<Account>) -> Self {
+        Self { account: account.clone(), last: Instant::now() }
+    }
+
+    /// Lets other tasks have their turn. Returns how many of so many things to free in this turn: one, or more if the last turn was long
+    /// ago.
+    pub(crate) async fn turn(&mut self, things: usize) -> usize {
+        yield_now().await;
+        let now = Instant::now();
+        let passed = now - std::mem::replace(&mut self.last, now);
+        let part = passed.as_secs_f64() / self.account.time_to_free().as_secs_f64();
+        (things as f64 * part) as usize + 1
+    }
+}
+
 /// Messages of a connection that has ended.
 pub(crate) trait Leftovers: Send + 'static {
+    /// Returns how many they are.
+    fn len(&self) -> usize;
+
     /// Returns how much memory they take, in bytes.
     fn memory(&self) -> usize;
 
-    /// Drops one of them. False: there is none.
-    fn drop_one(&mut self) -> bool;
+    /// Drops one of them, if there is one.
+    fn drop_one(&mut self);
 }
 
 impl Leftovers for Inbox {
+    fn len(&self) -> usize {
+        self.begun()
+    }
+
     fn memory(&self) -> usize {
         self.memory()
     }
 
-    fn drop_one(&mut self) -> bool {
-        self.drop_one()
+    fn drop_one(&mut self) {
+        self.drop_one();
     }
 }
 
 impl Leftovers for Unsent {
+    fn len(&self) -> usize {
+        self.len()
+    }
+
     fn memory(&self) -> usize {
         self.memory()
     }
 
-    fn drop_one(&mut self) -> bool {
-        self.drop_one()
+    fn drop_one(&mut self) {
+        self.drop_one();
     }
 }
 
-/// Frees messages one at a time if they are long together, else at once. `gauge` counts their memory.
+/// Frees messages bit by bit if they are long together, else at once. `gauge` counts their memory.
 pub(crate) fn free_in_steps(mut leftovers: impl Leftovers, mut gauge: Gauge) {
     if leftovers.memory() > MUCH
         && let Ok(runtime) = Handle::try_current()
     {
         runtime.spawn(async move {
-            while leftovers.drop_one() {
+            let mut pace = Pace::new(gauge.account());
+            while leftovers.len() > 0 {
+                for _ in 0..pace.turn(leftovers.len()).await {
+                    leftovers.drop_one();
+                }
                 gauge.set(leftovers.memory());
-                yield_now().await;
             }
         });
     }

@@ -172,9 +172,14 @@ impl Inbox {
         std::mem::replace(self, empty)
     }
 
-    /// Drops one of the messages that have arrived in part, after the session. False: there is none.
-    pub fn drop_one(&mut self) -> bool {
-        self.assembling.drop_one()
+    /// Returns how many messages have arrived in part.
+    pub fn begun(&self) -> usize {
+        self.assembling.len()
+    }
+
+    /// Drops one of the messages that have arrived in part, after the session.
+    pub fn drop_one(&mut self) {
+        self.assembling.drop_one();
     }
 
     /// Sets how much room there is for messages that arrive in parts, from now on.

@@ -227,7 +227,7 @@ impl TcpLink {
             }
             self.write_on(&*handler);
         };
-        self.stop_reading();
+        self.stop_reading(&*handler);
         if self.closing.load(Ordering::Acquire) {
             // The side that closed it knows. To it, the end of the link means that all has left.
             self.finish(Some(&*handler)).await;
@@ -239,10 +239,11 @@ impl TcpLink {
     }
 
     /// Ends reading. Others may keep the link for long, but not its buffers.
-    fn stop_reading(&self) {
+    fn stop_reading(&self, handler: &dyn LinkHandler) {
         let mut reading = self.reading();
         reading.over = true;
         reading.reader.free();
+        Self::count_memory(&mut reading.reader, handler);
     }
 
     /// Waits until there is something to read, or room to write for who needs it, or attention is called for.
@@ -353,6 +354,10 @@ impl TcpLink {
             if !matches!(result, Ok(true)) || reader.bytes_read >= enough || reader.has_left_frames() {
                 break;
             }
+            Self::count_memory(reader, handler);
+            if handler.pause().is_some() {
+                break;
+            }
             result = reader.read(&self.socket, handler);
             if reader.is_turn_over() {
                 break;
@@ -362,10 +367,14 @@ impl TcpLink {
         result
     }
 
-    fn end_batch(&self, reader: &mut Reader, handler: &dyn LinkHandler) {
+    fn count_memory(reader: &mut Reader, handler: &dyn LinkHandler) {
         if let Some(bytes) = reader.changed_memory() {
             handler.holds(bytes);
         }
+    }
+
+    fn end_batch(&self, reader: &mut Reader, handler: &dyn LinkHandler) {
+        Self::count_memory(reader, handler);
         self.received.store(reader.bytes_read, Ordering::Relaxed);
         self.copied.store(reader.bytes_copied, Ordering::Relaxed);
         self.amid_frame.store(reader.is_amid_frame(), Ordering::Relaxed);

@@ -102,7 +102,7 @@ impl Dispatch {
     pub(crate) fn end(&self) {
         // Set first. A handler that becomes a task after this sees it, and an earlier one is found below.
         self.ended.store(true, Ordering::Release);
-        self.running.drop_all(&self.runtime);
+        self.running.drop_all(&self.runtime, self.sender.account());
     }
 
     fn has_ended(&self) -> bool {

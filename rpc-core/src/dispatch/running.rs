@@ -1,14 +1,14 @@
 //! The calls of the peer that are in progress on this side.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 
 use tokio::runtime::Handle;
-use tokio::task::{AbortHandle, JoinHandle, yield_now};
+use tokio::task::{AbortHandle, JoinHandle};
 
+use crate::freeing::Pace;
+use crate::memory::Account;
 use crate::sync::{Mutex, MutexGuard, rank};
-
-/// How many handlers of a connection that is gone are dropped before other tasks of the runtime have their turn.
-const DROPPED_AT_ONCE: usize = 1;
 
 /// The calls of the peer that were received and neither answered nor cancelled. A call is added as soon as its order is
 /// known. So whatever follows its REQUEST finds it, by whichever link and thread.
@@ -61,21 +61,22 @@ impl Running {
         self.0.lock().count() == 0
     }
 
-    /// Drops every handler, because the connection is gone. Many are dropped bit by bit: each takes a turn of the runtime, and
-    /// other connections would wait for all of them.
-    pub(super) fn drop_all(&self, runtime: &Handle) {
+    /// Drops every handler, because the connection is gone. They are dropped bit by bit: each takes a turn of the runtime, and other
+    /// connections would wait for all of them.
+    pub(super) fn drop_all(&self, runtime: &Handle, account: &Arc<Account>) {
         let mut table = self.0.lock();
         table.new.clear();
         let mut tasks = std::mem::take(&mut table.tasks).into_values();
         drop(table);
-        tasks.by_ref().take(DROPPED_AT_ONCE).for_each(|task| task.abort());
+        tasks.next().inspect(AbortHandle::abort);
         if tasks.len() == 0 {
             return;
         }
+        let mut pace = Pace::new(account);
         runtime.spawn(async move {
             while tasks.len() > 0 {
-                yield_now().await;
-                tasks.by_ref().take(DROPPED_AT_ONCE).for_each(|task| task.abort());
+                let now = pace.turn(tasks.len()).await;
+                tasks.by_ref().take(now).for_each(|task| task.abort());
             }
         });
     }

@@ -35,6 +35,11 @@ const SMALL_PART: usize = 8;
 /// The part of the budget that the decoded values of one message may take: one of so many.
 const MOST_OF_MESSAGE: usize = 8;
 
+/// The times in which most of what a closed connection held is freed, however seldom the runtime has a turn for that: while there is
+/// enough memory, where little is left, and where none is.
+const TIMES_TO_FREE: [Duration; 3] =
+    [Duration::from_secs(1), Duration::from_millis(500), Duration::from_millis(200)];
+
 /// How long a greedy connection is not read before its calls are refused. Handlers that end meanwhile may make room.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -281,6 +286,11 @@ impl Account {
         }
     }
 
+    /// Returns how soon most of what a closed connection held is to be freed.
+    pub(crate) fn time_to_free(&self) -> Duration {
+        TIMES_TO_FREE[usize::from(self.budget.is_high()) + usize::from(self.budget.is_used_up())]
+    }
+
     /// Has the connection closed, because it holds most where nothing is left.
     pub(super) fn evict(&self) {
         if !self.evicted.swap(true, Ordering::Relaxed) {
@@ -347,6 +357,10 @@ impl Gauge {
         let mut gauge = Self::new(account, of);
         gauge.set(bytes);
         gauge
+    }
+
+    pub(crate) fn account(&self) -> &Arc<Account> {
+        &self.account
     }
 
     /// Sets how many bytes are held.

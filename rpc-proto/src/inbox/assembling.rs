@@ -127,6 +127,10 @@ impl Assembling {
         self.room = room;
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.messages.len()
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.messages.is_empty()
     }
@@ -149,10 +153,10 @@ impl Assembling {
         Some(Partly { have: assembly.have, total: assembly.total, pulled })
     }
 
-    /// Drops one of the messages. False: there is none.
-    pub(super) fn drop_one(&mut self) -> bool {
+    /// Drops one of the messages, if there is one.
+    pub(super) fn drop_one(&mut self) {
         let first = self.messages.keys().next().copied();
-        first.and_then(|call| self.end(call)).is_some()
+        first.and_then(|call| self.end(call));
     }
 
     /// Takes in the first frame of a message in fragments.

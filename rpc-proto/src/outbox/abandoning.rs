@@ -158,13 +158,25 @@ impl Outbox {
 pub struct Unsent(Outbox);
 
 impl Unsent {
+    /// Returns how many messages they are. The short ones are one.
+    pub fn len(&self) -> usize {
+        let Outbox { queue, large, cutting, exposed, retained, .. } = &self.0;
+        let short = usize::from(!self.0.small_frames.is_empty());
+        short + queue.len() + large.len() + cutting.len() + exposed.len() + retained.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// Returns how much memory it takes, in bytes.
     pub fn memory(&self) -> usize {
         self.0.memory()
     }
 
-    /// Drops one of the messages, or the short ones together. False: there is none.
-    pub fn drop_one(&mut self) -> bool {
+    /// Drops one of the messages, or the short ones together.
+    pub fn drop_one(&mut self) {
         let Outbox { queue, large, cutting, exposed, tally, retained, retained_bytes, .. } = &mut self.0;
         if let Some(message) = queue.pop_front().or_else(|| large.pop_front()) {
             tally.unqueue(&message);
@@ -173,9 +185,7 @@ impl Unsent {
         } else if let Some(frame) = retained.pop_front() {
             *retained_bytes -= size(&frame);
         } else {
-            let short = take(&mut self.0.small_frames);
-            return !short.is_empty();
+            self.0.small_frames.clear();
         }
-        true
     }
 }

@@ -39,7 +39,7 @@ const MIB: usize = 1 << 20;
 const LIMIT: usize = 256 * MIB;
 
 /// How much more may be held for a moment: a receive buffer and what a turn brings, of 200 connections, before the greediest are closed.
-const MOST_BEYOND: usize = 64 * MIB;
+const MOST_BEYOND: usize = 96 * MIB;
 
 /// A guard against hangs.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -12,7 +12,7 @@ use crate::memory::{Account, Gauge};
 use crate::proto::inbox::Inbox;
 use crate::proto::outbox::Unsent;
 
-/// What takes more bytes than this is freed in steps.
+/// Messages that take more bytes than this together are freed bit by bit.
 const MUCH: usize = 1 << 20;
 
 /// The pace of the freeing: the less memory is left, the faster.

@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 use crate::codec::{Codec, Raw};
 use crate::payload::Payload;
 
-/// The length, in bytes, above which a message takes milliseconds to decode or decompress. A thread of its own kind does it then.
+/// The length, in bytes, above which a message takes milliseconds to decode or decompress. A [thread for that](threads) does it then.
 pub(crate) const VERY_LONG: usize = 256 << 10;
 
 /// Waits until the handler that awaits it runs in its own task. A handler gets a task when its first poll leaves it

@@ -280,6 +280,18 @@ async fn a_deadline_ends_a_call_whose_answer_is_being_decoded() {
     assert_eq!(rig.store.get().await.unwrap(), long());
 }
 
+/// A clock that is paused goes on when the runtime has nothing to do, which decoding is not.
+#[tokio::test(start_paused = true)]
+async fn no_paused_time_passes_while_a_message_is_decoded() {
+    let _test = TEST.lock().await;
+    set(Gate::Open);
+    let store = StoreClient::in_process(Shelf);
+    for _ in 0..20 {
+        assert_eq!(store.put(long()).timeout(Duration::from_secs(1)).await.unwrap(), LONG);
+        assert_eq!(store.get().timeout(Duration::from_secs(1)).await.unwrap(), long());
+    }
+}
+
 #[test]
 fn without_a_runtime_a_long_item_is_decoded_where_it_is_read() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();

@@ -12,7 +12,7 @@ use std::future::{pending, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::task::Poll;
 
-use tokio::runtime::Handle;
+use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::oneshot;
 
 use crate::codec::{Codec, Raw};
@@ -54,17 +54,23 @@ pub(crate) async fn apart<R: Send + 'static>(decode: impl FnOnce() -> R + Send +
     // Outside of a runtime, no connection shares this thread.
     let Ok(runtime) = Handle::try_current() else { return decode() };
     // A call that is given up while it waits here leaves no job behind.
-    let Some(turn) = threads::turn().await else { return decode() };
+    let turn = threads::turn().await;
     let (tell, decoded) = oneshot::channel();
-    turn.run(move || {
-        let _inside = runtime.enter();
+    let inside = runtime.clone();
+    let job = move || {
+        let _inside = inside.enter();
         // The call may have been given up.
         let _ = tell.send(catch_unwind(AssertUnwindSafe(decode)));
-    });
+    };
+    match runtime.runtime_flavor() {
+        // Only such a runtime can pause its clock, and only for its own pool does it let no time pass.
+        RuntimeFlavor::CurrentThread => turn.run_in_pool(&runtime, job),
+        _ => turn.run(job),
+    }
     match decoded.await {
         Ok(Ok(decoded)) => decoded,
         Ok(Err(panic)) => resume_unwind(panic),
-        // The job always tells.
+        // The runtime shuts down, and drops this future, too.
         Err(_) => pending().await,
     }
 }

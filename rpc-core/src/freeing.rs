@@ -85,7 +85,8 @@ pub(crate) fn free_in_steps(mut leftovers: impl Leftovers, mut gauge: Gauge) {
         runtime.spawn(async move {
             let mut pace = Pace::new(gauge.account());
             while leftovers.len() > 0 {
-                for _ in 0..pace.turn(leftovers.len()).await {
+                let len = leftovers.len();
+                for _ in 0..pace.turn(len).await.min(len) {
                     leftovers.drop_one();
                 }
                 gauge.set(leftovers.memory());

@@ -239,9 +239,15 @@ impl Calls {
         // is true.
         let (calls, unsent, gauge) = self.sender.change(|sending| {
             let (calls, unsent) = sending.outbox.close(FrameType::REQUEST);
-            (calls, unsent, sending.take_gauge(self.sender.account()))
+            let mut gauge = sending.take_gauge(self.sender.account());
+            gauge.set(unsent.memory());
+            (calls, unsent, gauge)
         });
-        free_in_steps(unsent, gauge);
+        match self.sender.terms().role {
+            Role::Server => free_in_steps(unsent, gauge),
+            // The caller may want its memory back as soon as it has the status.
+            Role::Client => drop(unsent),
+        }
         let unsent: HashSet<u64> = calls.into_iter().collect();
         for call in self.slots.waiting_after(0) {
             let certain = unsent.contains(&call) || status.executed() == Executed::No;

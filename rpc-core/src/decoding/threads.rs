@@ -8,6 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::thread;
 
+use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 static THREADS: LazyLock<Threads> = LazyLock::new(Threads::new);
@@ -26,24 +27,35 @@ struct Threads {
 /// The right to run one job.
 pub(super) struct Turn(OwnedSemaphorePermit);
 
-/// Waits for a turn. `None`: the system lets this process have no thread.
-pub(super) async fn turn() -> Option<Turn> {
-    let threads = &*THREADS;
-    // The semaphore is never closed.
-    let turn = threads.turns.clone().acquire_owned().await.ok()?;
-    threads.start_for_taken_turns().then_some(Turn(turn))
+/// Waits for a turn.
+pub(super) async fn turn() -> Turn {
+    let turn = THREADS.turns.clone().acquire_owned().await;
+    Turn(turn.expect("the semaphore is never closed"))
 }
 
 impl Turn {
-    /// Lets a thread run `job`, and gives the turn back after that.
+    /// Lets a thread run `job`, and gives the turn back after that. Runs it here if the system lets this process have no thread.
     pub(super) fn run(self, job: impl FnOnce() + Send + 'static) {
-        let Self(turn) = self;
-        let job = move || {
-            job();
-            drop(turn);
-        };
+        let has_thread = THREADS.start_for_taken_turns();
+        let job = self.around(job);
+        if !has_thread {
+            return job();
+        }
         // It is received as long as the process lives.
         let _ = THREADS.jobs.send(Box::new(job));
+    }
+
+    /// Lets the runtime's pool for blocking work run `job`, and gives the turn back after that.
+    pub(super) fn run_in_pool(self, runtime: &Handle, job: impl FnOnce() + Send + 'static) {
+        runtime.spawn_blocking(self.around(job));
+    }
+
+    fn around(self, job: impl FnOnce() + Send + 'static) -> impl FnOnce() + Send + 'static {
+        let Self(turn) = self;
+        move || {
+            job();
+            drop(turn);
+        }
     }
 }
 
@@ -74,8 +86,10 @@ fn run_jobs(waiting: &Mutex<Receiver<Job>>) {
         let job = waiting.lock().unwrap_or_else(PoisonError::into_inner).recv();
         // The sender is never dropped.
         let Ok(job) = job else { return };
-        // A value that nobody waits for any more may panic when it is dropped.
-        let _ = catch_unwind(AssertUnwindSafe(job));
+        // A value that nobody waits for any more may panic when it is dropped. So may what it panics with.
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(job)) {
+            std::mem::forget(panic);
+        }
     }
 }
 
@@ -86,7 +100,7 @@ mod tests {
 
     use super::super::apart;
 
-    #[tokio::test]
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
     async fn jobs_that_panic_leave_the_threads_in_place() {
         let here = thread::current().id();
         let mut seen: HashSet<ThreadId> = HashSet::new();

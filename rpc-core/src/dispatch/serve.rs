@@ -1,7 +1,9 @@
 //! The handlers that run on this side for the peer's calls.
 
+use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::pin::pin;
 use std::task::{Context as TaskContext, Poll, Waker};
 
 use tokio::task::AbortHandle;
@@ -282,7 +284,13 @@ impl Dispatch {
         let Some(this) = self.me.upgrade() else { return };
         // Outside of the lock, because a runtime that is shutting down drops the handler here.
         let task = self.runtime.spawn(async move {
-            let reply = handler.in_time().await;
+            let mut handler = pin!(handler.in_time());
+            let reply = poll_fn(|cx| match this.has_ended() {
+                // It is about to be dropped, and does nothing more.
+                true => Poll::Pending,
+                false => handler.as_mut().poll(cx),
+            });
+            let reply = reply.await;
             this.complete(call, reply);
             if this.running.is_idle() {
                 this.sender.flush();

@@ -28,8 +28,8 @@ const UNIT: usize = 4 << 10;
 /// a call.
 const LITTLE: usize = 192 << 10;
 
-/// A peer that holds no more than this part of its share goes on when the budget is used up, one of so many. So all peers together
-/// stay below the limit: the shares are five eighths of it, and it is used up at seven.
+/// A peer that holds no more than this part of its share goes on when the budget is used up, one of so many. All such parts together are
+/// five of 64 parts of the limit, and the budget is used up at 56.
 const SMALL_PART: usize = 8;
 
 /// The part of the budget that the decoded values of one message may take: one of so many.
@@ -202,8 +202,9 @@ impl Account {
     /// than a small part of its share.
     pub(crate) fn may_grow(&self, bytes: usize) -> bool {
         let share = self.budget.high / self.budget.count.load(Ordering::Relaxed).max(1);
+        let fits = self.budget.used().saturating_add(bytes) <= self.budget.limit;
         let is_modest = self.peer.used.load(Ordering::Relaxed).saturating_add(bytes) <= share / SMALL_PART;
-        let may_grow = is_modest || self.budget.used() <= self.budget.limit;
+        let may_grow = fits || is_modest || self.taken().saturating_add(bytes) <= LITTLE;
         if !may_grow {
             self.evict();
         }

@@ -68,8 +68,8 @@ pub struct Limits {
     /// at 0. The decoded values of one message may take an eighth of it.
     ///
     /// Above five eighths of it, connections that hold more than their share are not read; after a second their calls fail
-    /// RESOURCE_EXHAUSTED, not executed. Above seven eighths, the connection that holds most is closed, and told why. The last
-    /// eighth is for what is under way then. A share is that of one client address among all, and of one connection among those
+    /// RESOURCE_EXHAUSTED, not executed. Above seven eighths, an eighth of a share is too much already, and the connection that holds
+    /// most is closed, and told why. The last eighth is for what is under way then. A share is that of one client address among all, and of one connection among those
     /// from its address.
     pub memory: u64,
     /// How many connections a server accepts at once. It tells a further client that it is overloaded; that client's

@@ -49,7 +49,7 @@ pub(crate) fn is_decoded<C: Codec>() -> bool {
     TypeId::of::<C>() != TypeId::of::<Raw>()
 }
 
-/// Runs `decode` on a [thread for that](threads), inside the runtime of the caller.
+/// Runs `decode` on [another thread](threads), inside the runtime of the caller.
 pub(crate) async fn apart<R: Send + 'static>(decode: impl FnOnce() -> R + Send + 'static) -> R {
     // Outside of a runtime, no connection shares this thread.
     let Ok(runtime) = Handle::try_current() else { return decode() };
@@ -63,7 +63,7 @@ pub(crate) async fn apart<R: Send + 'static>(decode: impl FnOnce() -> R + Send +
         let _ = tell.send(catch_unwind(AssertUnwindSafe(decode)));
     };
     match runtime.runtime_flavor() {
-        // Only such a runtime can pause its clock, and only for its own pool does it let no time pass.
+        // Its clock may be paused, and stands still only while its own pool works.
         RuntimeFlavor::CurrentThread => turn.run_in_pool(&runtime, job),
         _ => turn.run(job),
     }

@@ -9,8 +9,7 @@ use tokio::runtime::Handle;
 use tokio::task::yield_now;
 
 use crate::memory::{Account, Gauge};
-use crate::proto::inbox::Inbox;
-use crate::proto::outbox::Unsent;
+use crate::proto::leftovers::Leftovers;
 
 /// Messages that take more bytes than this together are freed bit by bit.
 const MUCH: usize = 1 << 20;
@@ -37,54 +36,14 @@ impl Pace {
     }
 }
 
-/// Messages of a connection that has ended.
-pub(crate) trait Leftovers: Send + 'static {
-    /// Returns how many they are.
-    fn len(&self) -> usize;
-
-    /// Returns how much memory they take, in bytes.
-    fn memory(&self) -> usize;
-
-    /// Drops one of them, if there is one.
-    fn drop_one(&mut self);
-}
-
-impl Leftovers for Inbox {
-    fn len(&self) -> usize {
-        self.begun()
-    }
-
-    fn memory(&self) -> usize {
-        self.memory()
-    }
-
-    fn drop_one(&mut self) {
-        self.drop_one();
-    }
-}
-
-impl Leftovers for Unsent {
-    fn len(&self) -> usize {
-        self.len()
-    }
-
-    fn memory(&self) -> usize {
-        self.memory()
-    }
-
-    fn drop_one(&mut self) {
-        self.drop_one();
-    }
-}
-
 /// Frees messages bit by bit if they are long together, else at once. `gauge` counts their memory.
-pub(crate) fn free_in_steps(mut leftovers: impl Leftovers, mut gauge: Gauge) {
+pub(crate) fn free_in_steps(mut leftovers: impl Leftovers + Send + 'static, mut gauge: Gauge) {
     if leftovers.memory() > MUCH
         && let Ok(runtime) = Handle::try_current()
     {
         runtime.spawn(async move {
             let mut pace = Pace::new(gauge.account());
-            while leftovers.len() > 0 {
+            while !leftovers.is_empty() {
                 let len = leftovers.len();
                 for _ in 0..pace.turn(len).await.min(len) {
                     leftovers.drop_one();

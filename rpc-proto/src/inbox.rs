@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use bytes::{Bytes, BytesMut};
 
 use self::assembling::Assembling;
+use super::leftovers::Leftovers;
 use super::outbox::Route;
 use super::wire::{FrameType, HEADER_LEN, Header, Pull, Up, WireError, flags};
 
@@ -172,16 +173,6 @@ impl Inbox {
         std::mem::replace(self, empty)
     }
 
-    /// Returns how many messages have arrived in part.
-    pub fn begun(&self) -> usize {
-        self.assembling.len()
-    }
-
-    /// Drops one of the messages that have arrived in part, after the session.
-    pub fn drop_one(&mut self) {
-        self.assembling.drop_one();
-    }
-
     /// Sets how much room there is for messages that arrive in parts, from now on.
     #[inline]
     pub fn set_room(&mut self, room: Room) {
@@ -329,5 +320,24 @@ impl Inbox {
     pub fn filled(&mut self, header: &Header, buffer: BytesMut) -> Result<Taken, WireError> {
         self.rx_seq = header.seq;
         self.assembling.fill(header, Some(buffer))
+    }
+}
+
+/// Frames that are held back count as one.
+impl Leftovers for Inbox {
+    fn len(&self) -> usize {
+        self.assembling.len() + usize::from(!self.held.is_empty())
+    }
+
+    fn memory(&self) -> usize {
+        self.memory()
+    }
+
+    fn drop_one(&mut self) {
+        if self.assembling.is_empty() {
+            self.held.clear();
+            self.held_bytes = 0;
+        }
+        self.assembling.drop_one();
     }
 }

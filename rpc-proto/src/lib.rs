@@ -24,6 +24,7 @@ pub mod compression;
 #[cfg(feature = "prost")]
 pub mod details;
 pub mod inbox;
+pub mod leftovers;
 pub mod message;
 pub mod metadata;
 pub mod outbox;

@@ -20,6 +20,7 @@ use crate::decoding;
 use crate::freeing::free_in_steps;
 use crate::interface::Kind;
 use crate::payload::{Loan, Payload};
+use crate::proto::leftovers::Leftovers;
 use crate::proto::message::{Head, Message};
 use crate::proto::wire::{
     Content, FrameType, PLAIN_REQUEST, RequestHead, ResponseHead, ResponseKind, WireError, decode_status,

@@ -9,7 +9,7 @@ use bytes::{Bytes, BytesMut};
 use super::Connection;
 use crate::proto::outbox::Route;
 use crate::proto::wire::{FrameType, Frames, Header, WireError};
-use crate::transport::{BoxFuture, LinkEnd, LinkHandler, SHARED_BUFFER};
+use crate::transport::{BoxFuture, LinkEnd, LinkHandler};
 
 /// The handler of a connection's link. A link that drops it without reporting its end has lost its task, with its
 /// runtime.
@@ -55,11 +55,6 @@ impl LinkHandler for LinkReceiver {
     }
 
     fn buffer(&self, header: &Header) -> Result<Option<BytesMut>, WireError> {
-        let len = header.len as usize;
-        if len > SHARED_BUFFER && !self.connection.sender.account().may_grow(len) {
-            // The link pauses before it takes memory for the frame, until it is closed.
-            return Ok(None);
-        }
         // An upgraded link may fail while it holds a buffer, which the stream link would then need.
         if !is_bulk(header) || self.route != Route::Stream {
             return Ok(None);

@@ -2,6 +2,8 @@
 //!
 //! Tokio's pool for blocking work starts a thread whenever none is idle at that moment, even if one is about to be. Each thread may
 //! take a stack and an arena of glibc's allocator, which is 66 MiB of address space. Few threads let a server live under `ulimit -v`.
+//!
+//! A current-thread runtime decodes in its own pool all the same: its clock may be paused, and stands still only for that.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};

@@ -189,26 +189,13 @@ impl Account {
         }
     }
 
-    /// Whether this connection's peer holds more than its share, or than one of so many parts of it, and this connection more than its
-    /// part of that, and more than `little` bytes.
+    /// Whether this connection's peer holds more than one of so many parts of its share. This connection must also hold more than its
+    /// own part of that, and more than `little` bytes.
     #[cold]
     fn exceeds_share(&self, parts: usize, little: usize) -> bool {
         let share = self.budget.high / self.budget.count.load(Ordering::Relaxed).max(1) / parts;
         let of_one = share / self.peer.count.load(Ordering::Relaxed).max(1);
         self.peer.used.load(Ordering::Relaxed) > share && self.taken() > of_one.max(little)
-    }
-
-    /// Whether the connection may take so many bytes more at once. If not, it is closed: the limit is reached, and its peer holds more
-    /// than a small part of its share.
-    pub(crate) fn may_grow(&self, bytes: usize) -> bool {
-        let share = self.budget.high / self.budget.count.load(Ordering::Relaxed).max(1);
-        let fits = self.budget.used().saturating_add(bytes) <= self.budget.limit;
-        let is_modest = self.peer.used.load(Ordering::Relaxed).saturating_add(bytes) <= share / SMALL_PART;
-        let may_grow = fits || is_modest || self.taken().saturating_add(bytes) <= LITTLE;
-        if !may_grow {
-            self.evict();
-        }
-        may_grow
     }
 
     /// Whether calls are refused, because the connection has been greedy for long.

@@ -3,6 +3,7 @@
 use std::mem::take;
 
 use super::{Outbox, size};
+use crate::leftovers::Leftovers;
 use crate::message::Fragmenter;
 use crate::wire::FrameType;
 
@@ -157,26 +158,19 @@ impl Outbox {
 #[derive(Debug)]
 pub struct Unsent(Outbox);
 
-impl Unsent {
-    /// Returns how many messages they are. The short ones are one.
-    pub fn len(&self) -> usize {
+/// Its short messages count as one.
+impl Leftovers for Unsent {
+    fn len(&self) -> usize {
         let Outbox { queue, large, cutting, exposed, retained, .. } = &self.0;
         let short = usize::from(!self.0.small_frames.is_empty());
         short + queue.len() + large.len() + cutting.len() + exposed.len() + retained.len()
     }
 
-    /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Returns how much memory it takes, in bytes.
-    pub fn memory(&self) -> usize {
+    fn memory(&self) -> usize {
         self.0.memory()
     }
 
-    /// Drops one of the messages, or the short ones together.
-    pub fn drop_one(&mut self) {
+    fn drop_one(&mut self) {
         let Outbox { queue, large, cutting, exposed, tally, retained, retained_bytes, .. } = &mut self.0;
         if let Some(message) = queue.pop_front().or_else(|| large.pop_front()) {
             tally.unqueue(&message);

@@ -1,6 +1,7 @@
 use bytes::Bytes;
 
 use super::*;
+use crate::leftovers::Leftovers;
 use crate::message::{Bulk, ExposeNothing, Sealed};
 use crate::wire::flags;
 

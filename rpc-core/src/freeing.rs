@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tokio::runtime::Handle;
-use tokio::task::yield_now;
 
 use crate::memory::{Account, Gauge};
 use crate::proto::leftovers::Leftovers;
+use crate::turns::Turns;
 
 /// Messages that take more bytes than this together are freed bit by bit.
 const MUCH: usize = 1 << 20;
@@ -17,22 +17,24 @@ const MUCH: usize = 1 << 20;
 /// The pace of the freeing: the less memory is left, the faster.
 pub(crate) struct Pace {
     account: Arc<Account>,
+    turns: Turns,
     last: Instant,
 }
 
 impl Pace {
+    /// Returns the pace of a task of the current runtime.
     pub(crate) fn new(account: &Arc<Account>) -> Self {
-        Self { account: account.clone(), last: Instant::now() }
+        Self { account: account.clone(), turns: Turns::of_runtime(), last: Instant::now() }
     }
 
     /// Lets other tasks have their turn. Returns how many of so many things to free in this turn: one, or more if the last turn was long
     /// ago.
     pub(crate) async fn turn(&mut self, things: usize) -> usize {
-        yield_now().await;
+        self.turns.next().await;
         let now = Instant::now();
         let passed = now - std::mem::replace(&mut self.last, now);
         let part = passed.as_secs_f64() / self.account.time_to_free().as_secs_f64();
-        (things as f64 * part) as usize + 1
+        ((things as f64 * part) as usize + 1).min(things)
     }
 }
 
@@ -44,8 +46,7 @@ pub(crate) fn free_in_steps(mut leftovers: impl Leftovers + Send + 'static, mut 
         runtime.spawn(async move {
             let mut pace = Pace::new(gauge.account());
             while !leftovers.is_empty() {
-                let len = leftovers.len();
-                for _ in 0..pace.turn(len).await.min(len) {
+                for _ in 0..pace.turn(leftovers.len()).await {
                     leftovers.drop_one();
                 }
                 gauge.set(leftovers.memory());

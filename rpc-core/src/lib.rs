@@ -48,6 +48,7 @@ mod sync;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod transport;
+pub mod turns;
 
 pub use farcall_proto as proto;
 #[cfg(feature = "prost")]

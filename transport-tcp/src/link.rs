@@ -14,6 +14,7 @@ use farcall_core::transport::{
     BoxFuture, BusyPoll, Counters, Description, FrameSource, Identity, Link, LinkEnd, LinkHandler, Reason,
     Secret, Unavailable,
 };
+use farcall_core::turns::Turns;
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
@@ -188,6 +189,7 @@ impl TcpLink {
     /// The link's task: reads, and writes when a write had to wait.
     async fn run(self: Arc<Self>, handler: Arc<dyn LinkHandler>, _shutdown: ShutdownOnDrop) {
         let mut attention = pin!(self.attention.notified());
+        let turns = Turns::of_runtime();
         let end = loop {
             if let Some(pause) = handler.pause() {
                 self.wait_for_memory(pause, attention.as_mut(), &*handler).await;
@@ -213,8 +215,8 @@ impl TcpLink {
                 break LinkEnd::orderly();
             }
             if more || self.is_send_turn_over() {
-                // After the others' turn. A peer that sends without a pause stops neither writing nor closing.
-                tokio::task::yield_now().await;
+                // A peer that sends without a pause stops neither writing nor closing.
+                turns.next().await;
             } else {
                 if self.is_amid_frame() {
                     handler.amid_frame();

@@ -72,8 +72,9 @@ impl Running {
         if tasks.len() == 0 {
             return;
         }
-        let mut pace = Pace::new(account);
+        let account = account.clone();
         runtime.spawn(async move {
+            let mut pace = Pace::new(&account);
             while tasks.len() > 0 {
                 let now = pace.turn(tasks.len()).await;
                 tasks.by_ref().take(now).for_each(|task| task.abort());

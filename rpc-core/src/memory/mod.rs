@@ -182,6 +182,31 @@ impl Budget {
         self.used() > self.full
     }
 
+    /// Checks that an address may have another connection.
+    ///
+    /// # Errors
+    ///
+    /// The reason for the client, if the budget is used up and the address holds more than its share.
+    pub(crate) fn admit(&self, address: Option<IpAddr>) -> Result<(), String> {
+        if !self.is_used_up() {
+            return Ok(());
+        }
+        let peers = self.peers.lock();
+        let held = peers.get(&Origin::of(address)).map_or(0, |peer| peer.used.load(Ordering::Relaxed));
+        if held <= self.share(peers.len()) {
+            return Ok(());
+        }
+        Err(format!(
+            "the memory for peers is used up (limits.memory is {} bytes), and this address holds more than its share: {held} bytes",
+            self.limit
+        ))
+    }
+
+    /// Returns the share of each of so many peers, in bytes.
+    fn share(&self, peers: usize) -> usize {
+        self.high / peers.max(1)
+    }
+
     /// Closes the greediest connections until what is left fits.
     #[cold]
     fn make_room(&self) {

@@ -87,7 +87,7 @@ impl ServerCore {
     pub fn serve(self: &Arc<Self>, link: Arc<dyn Link>) {
         let peer = link.description().peer;
         let address = peer.map(|peer| peer.ip());
-        let arrival = match self.arrivals.admit(address) {
+        let arrival = match self.memory.admit(address).and_then(|()| self.arrivals.admit(address)) {
             Ok(arrival) => arrival,
             Err(why) => return self.refuse(link, why),
         };

@@ -7,6 +7,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use farcall_core::transport::LinkHandler;
+use farcall_core::turns::Turns;
 
 use super::TcpLink;
 use crate::stream::Stream;
@@ -105,13 +106,14 @@ impl TcpLink {
 /// Reads until the peer closes, or has sent so much that it does not heed the end. Other tasks have their turn in between:
 /// a peer that sends without a pause must not keep the thread.
 async fn discard(stream: &Stream) {
+    let turns = Turns::of_runtime();
     let mut left = MOST_DISCARDED;
     while left > 0 && stream.readable().await.is_ok() {
+        turns.next().await;
         match discard_turn(stream) {
             Ok(n) => left = left.saturating_sub(n),
             Err(_) => return,
         }
-        tokio::task::yield_now().await;
     }
 }
 

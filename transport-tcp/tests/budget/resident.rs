@@ -159,11 +159,8 @@ fn told(mut server: Process) -> (Process, SocketAddr, usize) {
 #[expect(clippy::print_stdout, reason = "the figures of a long run")]
 async fn withstands(name: &str) {
     let (time, memory) = terms();
-    let (attacked, address, limit) = match name {
-        EVERYTHING => server_for_strangers(memory),
-        _ => server(memory),
-    };
-    let (_spared, spared_address, _) = server(memory);
+    let (attacked, address, limit) = server_for_strangers(memory);
+    let (_spared, spared_address, _) = server_for_strangers(memory);
     let before = honest_calls(address, time / 10).await;
     let attackers = attackers(address, name);
     let began = Instant::now();

@@ -1,7 +1,8 @@
 //! The queue of tasks that have more to do than fits in one turn.
 //!
 //! A runtime gives all its tasks turns one after the other. Where many peers send without a pause, a task that has little to do would
-//! wait for the turns of all of them. Here they wait for each other instead: only as many are in the runtime's queue as it has threads.
+//! wait for the turns of all of them. So tasks that have much to do wait for each other, and the runtime's own queue has at most as many
+//! of them as it has threads.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
@@ -21,7 +22,7 @@ impl Turns {
     ///
     /// # Panics
     ///
-    /// If there is none.
+    /// Outside of a runtime.
     pub fn of_runtime() -> Self {
         let runtime = Handle::current();
         let mut of_runtimes = OF_RUNTIMES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -47,13 +48,15 @@ impl Turns {
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
+    use std::future::poll_fn;
     use std::rc::Rc;
+    use std::task::Poll;
 
     use tokio::task::{LocalSet, spawn_local};
 
     use super::*;
 
-    /// A task that has little to do waits for one turn of all those that have much.
+    /// Between two turns of a task that has little to do, one of the others has its turn, and not all.
     #[tokio::test]
     async fn tasks_with_much_to_do_wait_for_each_other() {
         const TASKS: usize = 10;
@@ -84,13 +87,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_place_is_given_back_by_who_gives_up() {
+    async fn tasks_that_give_up_or_have_their_turn_keep_no_place() {
         let turns = Turns::of_runtime();
         for _ in 0..10 {
-            let given_up = tokio::time::timeout(std::time::Duration::ZERO, turns.next());
-            let _ = given_up.await;
+            // Polled once: it has its place, and waits for its turn.
+            let mut given_up = Box::pin(turns.next());
+            assert!(poll_fn(|cx| Poll::Ready(given_up.as_mut().poll(cx))).await.is_pending());
+            assert_eq!(turns.0.available_permits(), 0);
+            drop(given_up);
+            turns.next().await;
+            assert_eq!(turns.0.available_permits(), 1);
         }
-        turns.next().await;
     }
 
     #[test]

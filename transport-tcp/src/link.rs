@@ -192,7 +192,7 @@ impl TcpLink {
         let turns = Turns::of_runtime();
         let end = loop {
             if let Some(pause) = handler.pause() {
-                self.wait_for_memory(pause, attention.as_mut(), &*handler).await;
+                self.wait_for_memory(pause, attention.as_mut(), &*handler, &turns).await;
             }
             let more = match self.read(&*handler) {
                 Ok(more) => more,
@@ -269,6 +269,7 @@ impl TcpLink {
         mut pause: BoxFuture<()>,
         mut attention: Pin<&mut Notified<'a>>,
         handler: &dyn LinkHandler,
+        turns: &Turns,
     ) {
         // Before the first wait, too: the task may have been told of the closing already, and is told once.
         while !self.closing.load(Ordering::Acquire) {
@@ -288,7 +289,7 @@ impl TcpLink {
                 Some(Event::Socket) => {}
             }
             if self.is_send_turn_over() {
-                tokio::task::yield_now().await;
+                turns.next().await;
             }
             self.write_on(handler);
         }

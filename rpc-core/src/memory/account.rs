@@ -193,7 +193,7 @@ impl Account {
     /// own part of that, and more than `little` bytes.
     #[cold]
     fn exceeds_share(&self, parts: usize, little: usize) -> bool {
-        let share = self.budget.share(self.budget.count.load(Ordering::Relaxed)) / parts;
+        let share = self.budget.share() / parts;
         let of_one = share / self.peer.count.load(Ordering::Relaxed).max(1);
         self.peer.used.load(Ordering::Relaxed) > share && self.taken() > of_one.max(little)
     }

@@ -3,7 +3,7 @@
 //! A server has a [`Budget`], of which each connection has an account. Parts of a connection count what they hold for
 //! the peer there, each with a gauge. When a budget is nearly used up, the connections that hold more than their share
 //! are *greedy*. They are not read for a while, then their calls are refused. When a budget is used up, the greediest
-//! connection is closed. Other connections notice nothing.
+//! connection is closed, and an address that holds more than its share gets no new one. Other connections notice nothing.
 
 mod account;
 mod machine;
@@ -182,18 +182,18 @@ impl Budget {
         self.used() > self.full
     }
 
-    /// Checks that an address may have another connection.
+    /// Checks that an address may have another connection. Connections without addresses are from anyone, and always may.
     ///
     /// # Errors
     ///
     /// The reason for the client, if the budget is used up and the address holds more than its share.
     pub(crate) fn admit(&self, address: Option<IpAddr>) -> Result<(), String> {
-        if !self.is_used_up() {
+        let origin = Origin::of(address);
+        if !self.is_used_up() || origin == Origin::NONE {
             return Ok(());
         }
-        let peers = self.peers.lock();
-        let held = peers.get(&Origin::of(address)).map_or(0, |peer| peer.used.load(Ordering::Relaxed));
-        if held <= self.share(peers.len()) {
+        let held = self.peers.lock().get(&origin).map_or(0, |peer| peer.used.load(Ordering::Relaxed));
+        if held <= self.share() {
             return Ok(());
         }
         Err(format!(
@@ -202,9 +202,9 @@ impl Budget {
         ))
     }
 
-    /// Returns the share of each of so many peers, in bytes.
-    fn share(&self, peers: usize) -> usize {
-        self.high / peers.max(1)
+    /// Returns the share of each peer, in bytes.
+    fn share(&self) -> usize {
+        self.high / self.count.load(Ordering::Relaxed).max(1)
     }
 
     /// Closes the greediest connections until what is left fits.

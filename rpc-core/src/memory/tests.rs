@@ -143,6 +143,24 @@ async fn connections_share_what_their_address_has() {
     assert!(accounts[1..].iter().all(|account| account.judge().is_none()));
 }
 
+#[test]
+fn a_greedy_address_gets_no_connection_while_nothing_is_left() {
+    let budget = Budget::new(100 * MIB);
+    let (much, little, unnamed) = (open(&budget, 1), open(&budget, 2), Account::open(budget.clone(), None));
+    let mut much = holding(&much, 50 * MIB);
+    let _little = holding(&little, 10 * MIB);
+    let _unnamed = holding(&unnamed, 25 * MIB);
+    assert_eq!(budget.admit(address(1)), Ok(()), "something is left");
+    much.set(60 * MIB);
+    let why = budget.admit(address(1)).unwrap_err();
+    assert!(why.contains("limits.memory is 104857600 bytes") && why.contains("62914560 bytes"), "{why}");
+    for other in [address(2), address(3), None] {
+        assert_eq!(budget.admit(other), Ok(()), "{other:?}");
+    }
+    much.set(0);
+    assert_eq!(budget.admit(address(1)), Ok(()));
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_greediest_is_closed_and_nobody_else() {
     let budget = Budget::new(100 * MIB);

@@ -64,8 +64,10 @@ fn build(run: &Run, step: &str) -> Result<Vec<Program>> {
     build.args(wanted.iter().flat_map(|name| ["--test", name]));
     build.current_dir(host::workspace_dir()).stdin(Stdio::null()).stderr(Stdio::inherit());
     let messages = host::output(&mut build)?;
-    let programs =
+    let mut programs =
         messages.lines().filter_map(|message| program(message, step)).collect::<Result<Vec<_>>>()?;
+    // Cargo names them as they are ready. They share a machine, so a failure is found again only in one order.
+    programs.sort_by(|a, b| a.name.cmp(&b.name));
     if programs.is_empty() {
         return Err(Failure::failed(format!("cargo built no test target {step}_*")));
     }
@@ -118,7 +120,7 @@ fn execute(
     programs: usize,
     boot: impl FnOnce(&Vm, &mut dyn FnMut(Line<'_>) -> io::Result<()>) -> Result<u8>,
 ) -> Result<()> {
-    let minutes = if run.long { 240 } else { 15 };
+    let minutes = if run.long { 240 } else { 30 };
     let vm = Vm { timeout: Duration::from_secs(60 * minutes), ..Vm::default() };
     let mut tally = Tally::default();
     let status = boot(&vm, &mut |line| {

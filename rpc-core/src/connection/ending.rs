@@ -316,6 +316,7 @@ impl Connection {
         if !first {
             return false;
         }
+        self.sender.account().begin_closing();
         let gone = self.sender.inspect(|sending| {
             self.sender.set_upgraded(sending, None);
             sending.retire()

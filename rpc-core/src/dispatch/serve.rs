@@ -112,7 +112,7 @@ impl Dispatch {
         let context = Context::new(call, deadline, attempt, peer, shared);
         if self.sender.account().judge().is_some() {
             // Calls that came together with others may take more than those have left.
-            if self.sender.account().is_evicted() {
+            if self.sender.account().is_closing() {
                 // Its link delivers on until it is closed. Those calls must not use up the room that closing it makes.
                 return Some(Reply::Status(no_memory()));
             }

@@ -62,8 +62,8 @@ pub(crate) struct Account {
     borne_until: Mutex<rank::Leaf, Option<Instant>>,
     /// Whether calls are refused.
     refuses: AtomicBool,
-    evicted: AtomicBool,
-    /// The memory that is still taken after the eviction, in bytes.
+    is_closing: AtomicBool,
+    /// The memory that it still has while it is closed, in bytes.
     closing: AtomicUsize,
     /// Notified when this connection holds less.
     freed: Notify,
@@ -91,7 +91,7 @@ impl Account {
             is_suspect: AtomicBool::new(false),
             borne_until: Mutex::default(),
             refuses: AtomicBool::new(false),
-            evicted: AtomicBool::new(false),
+            is_closing: AtomicBool::new(false),
             closing: AtomicUsize::new(0),
             freed: Notify::new(),
             eviction: Notify::new(),
@@ -147,7 +147,7 @@ impl Account {
         let change = needed.wrapping_sub(before);
         let used_before = self.budget.used.fetch_add(change, Ordering::Relaxed);
         self.peer.used.fetch_add(change, Ordering::Relaxed);
-        if self.is_evicted() {
+        if self.is_closing() {
             self.note_closing(needed);
         }
         self.budget.meter.tell_soon(&self.budget);
@@ -243,7 +243,7 @@ impl Account {
     /// Returns a future that ends when the connection may be read, if it may not be now.
     #[inline]
     pub(crate) fn pause(self: &Arc<Self>) -> Option<BoxFuture<()>> {
-        if self.is_evicted() {
+        if self.is_closing() {
             // Until its link is closed.
             return Some(Box::pin(pending()));
         }
@@ -281,11 +281,20 @@ impl Account {
 
     /// Has the connection closed, because it holds most where nothing is left.
     pub(super) fn evict(&self) {
-        if !self.evicted.swap(true, Ordering::Relaxed) {
+        if self.begin_closing() {
             self.budget.meter.note_closed();
-            self.note_closing(self.taken());
             self.eviction.notify_one();
         }
+    }
+
+    /// Records that the connection is being closed, and will free what it holds: no other has to be closed for that. Returns whether this
+    /// is news.
+    pub(crate) fn begin_closing(&self) -> bool {
+        let is_first = !self.is_closing.swap(true, Ordering::Relaxed);
+        if is_first {
+            self.note_closing(self.taken());
+        }
+        is_first
     }
 
     /// Records how much this connection, which is being closed, will free.
@@ -295,9 +304,9 @@ impl Account {
         self.budget.closing.fetch_add(taken.wrapping_sub(before), Ordering::Relaxed);
     }
 
-    /// Whether the connection is being closed, to make room.
-    pub(crate) fn is_evicted(&self) -> bool {
-        self.evicted.load(Ordering::Relaxed)
+    /// Whether the connection is being closed, or was.
+    pub(crate) fn is_closing(&self) -> bool {
+        self.is_closing.load(Ordering::Relaxed)
     }
 
     /// Resolves when the connection must be closed to make room, with the reason.

@@ -221,7 +221,7 @@ impl Budget {
         let peers: Vec<_> = self.peers.lock().values().cloned().collect();
         let accounts = |peer: &Peer| -> Vec<Arc<Account>> {
             let accounts: Vec<_> = peer.accounts.lock().values().filter_map(Weak::upgrade).collect();
-            accounts.into_iter().filter(|account| !account.is_evicted()).collect()
+            accounts.into_iter().filter(|account| !account.is_closing()).collect()
         };
         let greediest = |accounts: Vec<Arc<Account>>| {
             let sum: usize = accounts.iter().map(|account| account.taken()).sum();

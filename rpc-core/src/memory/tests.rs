@@ -170,18 +170,32 @@ async fn the_greediest_is_closed_and_nobody_else() {
     let mut gauges: Vec<_> = many.iter().map(|account| holding(account, 12 * MIB)).collect();
     gauges[3].set(16 * MIB);
     let _other = holding(&one, 30 * MIB);
-    assert!(many.iter().chain([&one]).all(|account| !account.is_evicted()));
+    assert!(many.iter().chain([&one]).all(|account| !account.is_closing()));
     gauges[0].set(20 * MIB);
-    let evicted = |account: &Arc<Account>| account.is_evicted();
-    assert_eq!(many.iter().map(evicted).collect::<Vec<_>>(), [true, false, false, false]);
-    assert!(!one.is_evicted());
+    let is_closing = |account: &Arc<Account>| account.is_closing();
+    assert_eq!(many.iter().map(is_closing).collect::<Vec<_>>(), [true, false, false, false]);
+    assert!(!one.is_closing());
     let why = many[0].evicted().await;
     assert!(why.contains("limits.memory is 104857600 bytes") && why.contains("20971520 bytes"), "{why}");
     // It counts as gone until it is.
     gauges[1].set(13 * MIB);
-    assert!(!many[1].is_evicted());
+    assert!(!many[1].is_closing());
     gauges.remove(0);
     let account = many.into_iter().next().unwrap();
     drop(account);
     assert_eq!(budget.closing.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn nobody_is_closed_where_a_connection_that_ends_leaves_enough() {
+    let budget = Budget::new(100 * MIB);
+    let [ends, stays] = [1, 2].map(|n| open(&budget, n));
+    let ending = holding(&ends, 30 * MIB);
+    let _staying = holding(&stays, 50 * MIB);
+    assert!(ends.begin_closing() && !ends.begin_closing());
+    let more = holding(&stays, 20 * MIB);
+    assert!(!stays.is_closing(), "{} of {} bytes are used", budget.used(), budget.limit());
+    drop((more, ending));
+    let _more = holding(&stays, 45 * MIB);
+    assert!(stays.is_closing());
 }

@@ -14,6 +14,8 @@ mod locks;
 mod metadata;
 #[path = "../middleware.rs"]
 mod middleware;
+#[path = "../pages.rs"]
+mod pages;
 #[path = "../regions.rs"]
 mod regions;
 #[path = "../trace.rs"]

@@ -7,6 +7,7 @@ mod awaiting;
 mod exports;
 mod giving;
 mod lending;
+mod moving;
 mod owner;
 mod ranges;
 mod taking;
@@ -133,6 +134,12 @@ impl Accesses {
         self.sender.terms().settings.limits.max_message - HEAD
     }
 
+    /// Returns how many bytes one access writes at most.
+    fn longest_write(&self) -> usize {
+        let max = self.sender.terms().peer().map_or(PIECE as u64, |peer| peer.max_message - HEAD);
+        PIECE.min(max as usize)
+    }
+
     /// Reads from the peer's memory. The caller has checked the range.
     pub(crate) async fn read(&self, target: Target, offset: u64, len: usize) -> Result<Bytes, Status> {
         match u32::try_from(len) {
@@ -169,8 +176,7 @@ impl Accesses {
             }
             in_vain = true;
         }
-        let max = self.sender.terms().peer().map_or(PIECE as u64, |peer| peer.max_message - HEAD);
-        let piece = PIECE.min(max as usize);
+        let piece = self.longest_write();
         let mut outcomes = Vec::with_capacity(bytes.len().div_ceil(piece));
         // Other pieces than the one that failed may have been written, or all of them, by a link that has failed.
         let in_part = |status: Status, others: usize| match others {

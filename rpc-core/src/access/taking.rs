@@ -107,7 +107,7 @@ impl Accesses {
     }
 
     /// Returns a grant with these rights, and its link. Asks for one if that was not done yet.
-    fn taken_grant(&self, target: Target, needed: u8) -> Option<(Arc<dyn Link>, Bytes)> {
+    pub(super) fn taken_grant(&self, target: Target, needed: u8) -> Option<(Arc<dyn Link>, Bytes)> {
         let (epoch, link) = self.sender.upgraded_in_epoch().filter(|_| self.grants())?;
         let mut taken = self.taken.lock();
         let grants = taken.keep_to(epoch);

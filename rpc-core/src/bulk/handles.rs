@@ -13,6 +13,7 @@ use crate::access::{self, Accesses, LentMemory};
 use crate::codec::loan;
 use crate::context::Context;
 use crate::proto::wire::Target;
+use crate::region::Region;
 use crate::status::{Blame, Code, Executed, Status};
 
 /// Memory of the client that the server of one call may read, an argument of its method. See [the module](super).
@@ -77,6 +78,44 @@ impl BulkRead {
         let (accesses, target) = self.memory.lender()?;
         accesses.read(target, offset as u64, len).await
     }
+
+    /// Server: reads a range of the client's memory into a region of its own, from a place on. A page cache fills its pages like this.
+    ///
+    /// By RDMA the bytes go straight to the region, without a copy. The first time a device is used so it has to register the whole region,
+    /// which is waited for. The region stays registered, and counts against the limit on locked memory, until it is
+    /// [revoked](Region::revoke). If the device can't register it, or no RDMA is there, the bytes come by messages and are copied, up to
+    /// 4 MiB at a time. The range may be of any length.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, some of the bytes may be in the region, or get there later. [`Region::revoke`] waits for that.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`read`](Self::read) but INVALID_ARGUMENT. OUT_OF_RANGE also if the bytes do not fit into the region, and
+    /// FAILED_PRECONDITION if that was revoked. The region may have some of the bytes then.
+    ///
+    /// ```
+    /// # mod farcall { pub use farcall_core::{bulk::BulkRead, region, status::Status}; }
+    /// use farcall::BulkRead;
+    /// use farcall::region::Region;
+    ///
+    /// /// Stores a page of 16 KiB that the caller lends.
+    /// async fn put_page(pages: &Region, index: usize, data: BulkRead) -> Result<(), farcall::Status> {
+    ///     data.read_into(..16 << 10, pages, index * (16 << 10)).await
+    /// }
+    /// ```
+    pub async fn read_into(
+        &self,
+        range: impl RangeBounds<usize>,
+        region: &Region,
+        at: usize,
+    ) -> Result<(), Status> {
+        let (offset, len) = access::range(range, self.len())?;
+        let into = region.local(at..at.saturating_add(len))?;
+        let (accesses, target) = self.memory.lender()?;
+        accesses.read_into(target, offset as u64, &into).await
+    }
 }
 
 /// For memory that need not be reclaimed.
@@ -128,6 +167,29 @@ impl BulkWrite {
         access::range(offset..offset.saturating_add(bytes.len()), self.len())?;
         let (accesses, target) = self.memory.lender()?;
         accesses.write(target, offset as u64, bytes).await
+    }
+
+    /// Server: writes a range of a region of its own to the client's memory, from an offset on. Returns when the bytes are there. For
+    /// the rest it is like [`BulkRead::read_into`]: by RDMA nothing is copied.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, some of the bytes may have been written, or be written later while the call lasts.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`write`](Self::write). OUT_OF_RANGE also if the range is not within the region, and FAILED_PRECONDITION if that was
+    /// revoked.
+    pub async fn write_from(
+        &self,
+        offset: usize,
+        region: &Region,
+        range: impl RangeBounds<usize>,
+    ) -> Result<(), Status> {
+        let from = region.local(range)?;
+        access::range(offset..offset.saturating_add(from.len()), self.len())?;
+        let (accesses, target) = self.memory.lender()?;
+        accesses.write_from(target, offset as u64, &from).await
     }
 }
 

@@ -12,6 +12,7 @@ use bytes::Bytes;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::local::OwnDevices;
 use super::numbers::Numbers;
 use super::{RemoteRegion, Rights};
 use crate::access::{self, ExportedMemory, GivenGrant, Memory, Offered, Progress, check_number, check_range};
@@ -26,7 +27,7 @@ use crate::transport::{Atomic, DeviceAtomics, Exportable, Words, words};
 /// the words.
 #[derive(Debug)]
 pub struct Region {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     remote: RemoteRegion,
     /// Closed when nothing uses the memory any more.
     released: watch::Receiver<()>,
@@ -47,6 +48,8 @@ pub(super) struct Exported {
     /// Peers that use it by themselves.
     pub(super) grants: Vec<GivenGrant>,
     pub(super) numbers: Numbers,
+    /// For transfers that this process starts.
+    pub(super) own: OwnDevices,
 }
 
 /// The memory of a region. Accesses keep it while they use it.
@@ -122,7 +125,12 @@ impl Region {
     fn exported(words: Words, len: usize, rights: Rights, expires: Option<Instant>) -> Self {
         let (sender, released) = watch::channel(());
         let memory = Arc::new(InUse { words, released: sender });
-        let exported = Mutex::new(Some(Exported { memory, grants: Vec::new(), numbers: Numbers::default() }));
+        let exported = Mutex::new(Some(Exported {
+            memory,
+            grants: Vec::new(),
+            numbers: Numbers::default(),
+            own: OwnDevices::default(),
+        }));
         let shared = Arc::new(Shared { rights, len, expires, exported });
         let mut key = [0; 16];
         // Without random numbers the system can't be used safely, so there is nothing else to do.
@@ -362,7 +370,7 @@ impl ExportedMemory for Shared {
 }
 
 /// Returns the status of an access of the owner that failed.
-fn failed(outcome: Outcome) -> Status {
+pub(super) fn failed(outcome: Outcome) -> Status {
     let (code, why) = match outcome {
         Outcome::OutOfRange => {
             (Code::OutOfRange, "the access is not within the region, or its number is not at a multiple of 8")

@@ -51,6 +51,7 @@
 //!   both times before it returns. An operation on a number that was under way fails with UNAVAILABLE, and may have been done.
 
 mod exported;
+mod local;
 mod numbers;
 mod remote;
 
@@ -60,6 +61,7 @@ use std::ops::BitOr;
 use serde::{Deserialize, Serialize};
 
 pub use self::exported::Region;
+pub(crate) use self::local::LocalRange;
 pub use self::remote::{RemoteMemory, RemoteRegion};
 pub use crate::transport::Exportable;
 
@@ -68,6 +70,9 @@ pub use crate::transport::Exportable;
 pub struct Rights(u8);
 
 impl Rights {
+    /// Peers may do nothing: the region is for transfers that this process starts, such as a page cache.
+    pub const NONE: Self = Self(0);
+
     /// Peers may read it.
     pub const READ: Self = Self(1);
 
@@ -93,6 +98,9 @@ impl BitOr for Rights {
 
 impl fmt::Debug for Rights {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if *self == Self::NONE {
+            return f.write_str("NONE");
+        }
         let names = [(Self::READ, "READ"), (Self::WRITE, "WRITE"), (Self::ATOMICS, "ATOMICS")];
         let names = names.into_iter().filter(|(right, _)| self.contains(*right));
         f.write_str(&names.map(|(_, name)| name).collect::<Vec<_>>().join(" | "))

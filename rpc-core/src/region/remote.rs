@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use super::Rights;
+use super::{Region, Rights};
 use crate::access::{self, Accesses};
 use crate::client::RawChannel;
 use crate::context::Context;
@@ -136,6 +136,44 @@ impl RemoteMemory {
         let write = move |on: Arc<Accesses>| {
             let bytes = bytes.clone();
             async move { on.write(target, offset as u64, bytes).await }
+        };
+        self.way.access(write).await
+    }
+
+    /// Reads a range into a region of this process, from a place on. By RDMA the bytes go straight there: see
+    /// [`BulkRead::read_into`](crate::bulk::BulkRead::read_into). The range may be of any length.
+    pub async fn read_into(
+        &self,
+        range: impl RangeBounds<usize>,
+        region: &Region,
+        at: usize,
+    ) -> Result<(), Status> {
+        let (offset, len) = access::range(range, self.region.len())?;
+        let into = region.local(at..at.saturating_add(len))?;
+        self.allowed(Rights::READ)?;
+        let target = self.target();
+        let read = move |on: Arc<Accesses>| {
+            let into = into.clone();
+            async move { on.read_into(target, offset as u64, &into).await }
+        };
+        self.way.access(read).await
+    }
+
+    /// Writes a range of a region of this process, from an offset on. By RDMA nothing is copied: see
+    /// [`BulkWrite::write_from`](crate::bulk::BulkWrite::write_from).
+    pub async fn write_from(
+        &self,
+        offset: usize,
+        region: &Region,
+        range: impl RangeBounds<usize>,
+    ) -> Result<(), Status> {
+        let from = region.local(range)?;
+        access::range(offset..offset.saturating_add(from.len()), self.region.len())?;
+        self.allowed(Rights::WRITE)?;
+        let target = self.target();
+        let write = move |on: Arc<Accesses>| {
+            let from = from.clone();
+            async move { on.write_from(target, offset as u64, &from).await }
         };
         self.way.access(write).await
     }

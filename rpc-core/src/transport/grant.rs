@@ -1,6 +1,8 @@
 //! Memory that the peer may use by itself, for as long as a link lets it.
 
+use std::any::Any;
 use std::fmt;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use tokio::sync::watch;
@@ -21,6 +23,10 @@ impl fmt::Debug for DirectMemory {
         f.write_str(if matches!(self, Self::Read(_)) { "Read" } else { "Write" })
     }
 }
+
+/// Memory of this process that a device has registered, so that its links can move bytes there and back. It stays registered as long as
+/// a clone exists. The link knows what it is.
+pub type Registered = Arc<dyn Any + Send + Sync>;
 
 /// The terms of a [`Grant`].
 #[derive(Debug)]

@@ -8,6 +8,7 @@
 use std::fmt;
 use std::future::Future;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,7 +33,7 @@ mod upgrade;
 pub mod words;
 
 pub use atomics::{Atomic, DeviceAtomics, DeviceId};
-pub use grant::{DirectMemory, Grant, GrantTerms, Hold};
+pub use grant::{DirectMemory, Grant, GrantTerms, Hold, Registered};
 pub use handler::{LinkEnd, LinkHandler};
 pub use identity::{Identity, PeerProcess};
 pub use reason::{Reason, Unavailable};
@@ -152,6 +153,45 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
         _descriptor: Bytes,
         _offset: usize,
         _bytes: Bytes,
+    ) -> Option<oneshot::Receiver<()>> {
+        None
+    }
+
+    /// Registers memory of this process with the link's device, for [`read_granted_into`](Self::read_granted_into), which
+    /// `changes` it, and for [`write_granted_from`](Self::write_granted_from). Resolves to `None` if the device can't have it.
+    fn register(self: Arc<Self>, _memory: Words, _changes: bool) -> BoxFuture<Option<Registered>> {
+        Box::pin(std::future::ready(None))
+    }
+
+    /// Whether the link's device has registered this memory, so that it `changes` it if that is asked for.
+    fn has_registered(&self, _memory: &Registered, _changes: bool) -> bool {
+        false
+    }
+
+    /// Begins to read memory that the peer has granted by this link, from an offset on, into a range of memory of this process. The link
+    /// keeps `in_effect` together with the memory, and drops it when nothing is moved any more, even if the receiver is dropped. For the
+    /// rest it is like [`read_granted`](Self::read_granted).
+    fn read_granted_into(
+        &self,
+        _descriptor: Bytes,
+        _offset: usize,
+        _into: &Registered,
+        _range: Range<usize>,
+        _in_effect: watch::Sender<()>,
+    ) -> Option<oneshot::Receiver<()>> {
+        None
+    }
+
+    /// Begins to write a range of memory of this process to memory that the peer has granted by this link, from an offset on.
+    /// `in_effect` is as for [`read_granted_into`](Self::read_granted_into). For the rest it is like
+    /// [`write_granted`](Self::write_granted).
+    fn write_granted_from(
+        &self,
+        _descriptor: Bytes,
+        _offset: usize,
+        _from: &Registered,
+        _range: Range<usize>,
+        _in_effect: watch::Sender<()>,
     ) -> Option<oneshot::Receiver<()>> {
         None
     }

@@ -45,7 +45,9 @@ pub(crate) use sysfs::ranges;
 
 pub use self::exposure::{Exposure, RemoteAccess};
 pub use crate::config::RdmaConfig;
-pub use crate::dma::{Arena, Extent, ReadTarget, RegisteredWords, SharesWords, Slab, SlabLayout, Slot};
+pub use crate::dma::{
+    Arena, Extent, ReadTarget, RegisteredWords, SharesWords, Slab, SlabLayout, Slot, Source,
+};
 pub use crate::errno::Blame;
 pub use crate::unavailable::{DeviceError, Unavailable};
 

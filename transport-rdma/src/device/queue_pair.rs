@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use super::{
     Atomic, DeviceError, Exposure, LocalPath, Mtu, ReadTarget, RemoteAccess, RemoteQp, SharesWords, Slot,
-    WcError,
+    Source, WcError,
 };
 
 /// How large a queue pair is.
@@ -173,8 +173,8 @@ pub enum Work {
     },
     /// Write to the peer's memory; always with a completion, which says that the bytes are there.
     Write {
-        /// The bytes: in registered memory, or so few that they fit into the request itself.
-        bytes: Bytes,
+        /// The bytes: in registered memory, or so few that they fit into the request itself. Words never do.
+        from: Source,
         /// Where they go.
         to: RemoteRange,
         /// Comes back with the completion.
@@ -200,7 +200,7 @@ impl Work {
         match self {
             Self::Send { parts, .. } => parts.iter().map(Bytes::len).sum(),
             Self::Read { len, .. } => *len,
-            Self::Write { bytes, .. } => bytes.len(),
+            Self::Write { from, .. } => from.len(),
             Self::Atomic { .. } => NUMBER,
             Self::Bind(_) | Self::Invalidate(_) => 0,
         }

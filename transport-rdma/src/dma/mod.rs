@@ -15,6 +15,7 @@ mod mapping;
 mod read_target;
 mod shared_extent;
 mod slab;
+mod source;
 mod words;
 
 use std::ops::{Deref, Range};
@@ -29,6 +30,7 @@ pub use mapping::Pages;
 pub use read_target::ReadTarget;
 pub use shared_extent::SharedExtent;
 pub use slab::{Slab, SlabLayout, Slot};
+pub use source::Source;
 pub(crate) use words::Exposed;
 pub use words::{RegisteredWords, SharesWords};
 

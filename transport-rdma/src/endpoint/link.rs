@@ -1,5 +1,6 @@
 //! A link as a session has it.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use farcall_core::proto::inbox::Described;
 use farcall_core::proto::message::Bulk;
 use farcall_core::transport::{
     Atomic, BoxFuture, BusyPoll, Counters, Description, DeviceAtomics, DeviceId, DirectMemory, Direction,
-    FrameSource, Grant, GrantTerms, Link, LinkHandler, Words,
+    FrameSource, Grant, GrantTerms, Link, LinkHandler, Registered, Words,
 };
 use tokio::sync::{oneshot, watch};
 
@@ -88,6 +89,36 @@ impl Link for RdmaLink {
 
     fn write_granted(&self, descriptor: Bytes, offset: usize, bytes: Bytes) -> Option<oneshot::Receiver<()>> {
         self.core.write_granted(descriptor, offset, bytes)
+    }
+
+    fn register(self: Arc<Self>, memory: Words, changes: bool) -> BoxFuture<Option<Registered>> {
+        Box::pin(Arc::clone(&self.core).register(memory, changes))
+    }
+
+    fn has_registered(&self, memory: &Registered, changes: bool) -> bool {
+        self.core.own_words(memory, changes).is_some()
+    }
+
+    fn read_granted_into(
+        &self,
+        descriptor: Bytes,
+        offset: usize,
+        into: &Registered,
+        range: Range<usize>,
+        in_effect: watch::Sender<()>,
+    ) -> Option<oneshot::Receiver<()>> {
+        self.core.read_granted_into(descriptor, offset, into, range, in_effect)
+    }
+
+    fn write_granted_from(
+        &self,
+        descriptor: Bytes,
+        offset: usize,
+        from: &Registered,
+        range: Range<usize>,
+        in_effect: watch::Sender<()>,
+    ) -> Option<oneshot::Receiver<()>> {
+        self.core.write_granted_from(descriptor, offset, from, range, in_effect)
     }
 
     fn change_granted(

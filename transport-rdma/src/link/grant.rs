@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use farcall_core::transport::{
-    DeviceAtomics, DeviceId, DirectMemory, Grant, GrantTerms, Hold, Unavailable, Words,
+    DeviceAtomics, DeviceId, DirectMemory, Grant, GrantTerms, Hold, Registered, Unavailable, Words,
 };
 use tokio::sync::{oneshot, watch};
 
@@ -15,7 +15,7 @@ use super::LinkCore;
 use super::expose::LEAST_EXPOSED;
 use super::send::Sending;
 use crate::device::{Exposure, QueuePair, RegisteredWords, RemoteAccess, RemoteRange, Work};
-use crate::resources::Granted;
+use crate::resources::InUse;
 
 /// Regions that a link grants at most: each takes one of the device's windows.
 const MOST_REGIONS: usize = 16;
@@ -149,7 +149,7 @@ impl LinkCore {
             let exposed = registrations.register(&words, access.changes()).and_then(|words| {
                 // Each grant adds a window to those of messages, so that it takes none of these.
                 qp.alloc_windows(usize::from(needs_window))?;
-                Granted::new(words, in_effect).expose(&*qp, access)
+                InUse::new(words, in_effect).expose(&*qp, access)
             });
             // Nobody waits if the future was dropped. Then the window lets go of the words with its queue pair.
             let _ = sender.send(exposed);
@@ -189,11 +189,28 @@ impl LinkCore {
         let exposure = match memory {
             DirectMemory::Read(bytes) => qp.expose(&Bytes::from_owner(Lent { bytes, in_effect })),
             DirectMemory::Write(words, len) => {
-                let words = Granted::new(Arc::new(RegisteredWords::within_arena(words, len)), in_effect);
+                let words = InUse::new(Arc::new(RegisteredWords::within_arena(words, len)), in_effect);
                 qp.expose_words(Arc::new(words), RemoteAccess::WRITE)
             }
         };
         self.bind(exposure.ok()?, place)
+    }
+
+    /// See [`farcall_core::transport::Link::register`].
+    pub(crate) async fn register(self: Arc<Self>, words: Words, changes: bool) -> Option<Registered> {
+        let (sender, registered) = oneshot::channel();
+        let registrations = Arc::clone(&self.resources.registrations);
+        self.resources.rendezvous_pool.control().spawn(move || {
+            let _ = sender.send(registrations.register_own(&words, changes));
+        });
+        match registered.await.ok()? {
+            Ok(registered) => Some(registered),
+            Err(why) => {
+                let why = Unavailable::from(why);
+                tracing::warn!(link = self.name, %why, "the device can't use a region of this process: its bytes are copied");
+                None
+            }
+        }
     }
 
     /// Lets the peer use what is exposed, until the grant is dropped.

@@ -2,22 +2,23 @@
 //! between them.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use bytes::{Buf, Bytes};
 use farcall_core::proto::inbox::Described;
-use farcall_core::transport::{Atomic, Direction, LinkEnd};
-use tokio::sync::oneshot;
+use farcall_core::transport::{Atomic, Direction, LinkEnd, Registered};
+use tokio::sync::{oneshot, watch};
 
 use super::LinkCore;
 use super::grant::GrantedRange;
 use super::handover::ENOUGH;
 use super::seal::{Seal, chunks, sealed_len};
 use super::send::Sending;
-use crate::device::{Extent, NUMBER, ReadTarget, RemoteRange, Work};
-use crate::resources::SHORT;
+use crate::device::{Extent, NUMBER, ReadTarget, RemoteRange, SharesWords, Source, Work};
+use crate::resources::{InUse, SHORT};
 
 /// Bytes of one READ or WRITE.
 const CHUNK: usize = 64 << 10;
@@ -67,7 +68,7 @@ struct Asked {
 struct Transfer {
     purpose: Purpose,
     local: Local,
-    /// Where the peer's memory begins, and where in the message that stands.
+    /// Where the peer's memory begins, and where in this side's memory that stands.
     remote: RemoteRange,
     begin: usize,
     /// The end of the part that has been posted.
@@ -81,7 +82,7 @@ struct Transfer {
 /// This side's memory, and what moves.
 enum Local {
     Into(Arc<ReadTarget>),
-    From(Bytes),
+    From(Source),
     /// A number that is changed goes here.
     Changed(Arc<ReadTarget>, Atomic),
 }
@@ -94,8 +95,8 @@ enum Purpose {
     Read { reader: oneshot::Sender<Bytes>, _descriptor: Bytes },
     /// The number of a region before it was changed, for the caller that waits for it.
     Change { changer: oneshot::Sender<u64>, _descriptor: Bytes },
-    /// Bytes for a region. The caller waits until they are there.
-    Write { writer: oneshot::Sender<()>, _descriptor: Bytes },
+    /// Bytes for a region, or of one for memory of this side. The caller waits until they are there.
+    Move { mover: oneshot::Sender<()>, _descriptor: Bytes },
 }
 
 impl Purpose {
@@ -103,7 +104,7 @@ impl Purpose {
     fn tag(&self) -> u64 {
         match self {
             Self::Message { seq, .. } => (*seq).into(),
-            Self::Read { .. } | Self::Change { .. } | Self::Write { .. } => OF_REGION,
+            Self::Read { .. } | Self::Change { .. } | Self::Move { .. } => OF_REGION,
         }
     }
 }
@@ -113,7 +114,8 @@ enum Whole {
     Sealed(SealedMessage),
     Read(oneshot::Sender<Bytes>, Arc<ReadTarget>, usize),
     Changed(oneshot::Sender<u64>, Arc<ReadTarget>),
-    Written(oneshot::Sender<()>),
+    /// With how many bytes have come.
+    Moved(oneshot::Sender<()>, usize),
 }
 
 /// A message that was read, and is sealed.
@@ -152,7 +154,7 @@ impl Transfers {
             Local::Into(read_target) => {
                 Work::Read { into: Arc::clone(read_target), at, len, from: remote, tag }
             }
-            Local::From(bytes) => Work::Write { bytes: bytes.slice(at..at + len), to: remote, tag },
+            Local::From(source) => Work::Write { from: source.slice(at..at + len), to: remote, tag },
             Local::Changed(into, atomic) => {
                 Work::Atomic { atomic: *atomic, on: remote, into: Arc::clone(into), tag }
             }
@@ -194,7 +196,8 @@ impl Transfers {
             }
             (Purpose::Read { reader, .. }, Some(target)) => Some(Whole::Read(reader, target, total)),
             (Purpose::Change { changer, .. }, Some(target)) => Some(Whole::Changed(changer, target)),
-            (Purpose::Write { writer, .. }, _) => Some(Whole::Written(writer)),
+            (Purpose::Move { mover, .. }, Some(_)) => Some(Whole::Moved(mover, total)),
+            (Purpose::Move { mover, .. }, None) => Some(Whole::Moved(mover, 0)),
             (Purpose::Read { .. } | Purpose::Change { .. }, None) => None,
         }
     }
@@ -345,10 +348,10 @@ impl LinkCore {
                     let _ = changer.send(before);
                 }
             }
-            Some(Whole::Written(writer)) => {
-                self.resources.counts.used_directly();
+            Some(Whole::Moved(mover, received)) => {
+                self.used_directly(received);
                 // Its future may have been dropped.
-                let _ = writer.send(());
+                let _ = mover.send(());
             }
             None => {}
         }
@@ -383,7 +386,49 @@ impl LinkCore {
         let remote = GrantedRange::decode(&descriptor)?.part(offset, len).filter(|_| len > 0)?;
         let into = Local::Into(self.resources.rendezvous_pool.target(len)?);
         let (reader, read) = oneshot::channel();
-        self.use_region(Purpose::Read { reader, _descriptor: descriptor }, into, remote, len).then_some(read)
+        let purpose = Purpose::Read { reader, _descriptor: descriptor };
+        self.use_region(purpose, into, 0, remote, len).then_some(read)
+    }
+
+    /// See [`farcall_core::transport::Link::read_granted_into`].
+    pub(crate) fn read_granted_into(
+        self: &Arc<Self>,
+        descriptor: Bytes,
+        offset: usize,
+        into: &Registered,
+        range: Range<usize>,
+        in_effect: watch::Sender<()>,
+    ) -> Option<oneshot::Receiver<()>> {
+        let remote = GrantedRange::decode(&descriptor)?.part(offset, range.len())?;
+        let into = ReadTarget::within(Arc::new(InUse::new(self.own_words(into, true)?, in_effect)));
+        into.address(range.start, range.len()).filter(|_| !range.is_empty())?;
+        let (mover, moved) = oneshot::channel();
+        let purpose = Purpose::Move { mover, _descriptor: descriptor };
+        self.use_region(purpose, Local::Into(into), range.start, remote, range.len()).then_some(moved)
+    }
+
+    /// See [`farcall_core::transport::Link::write_granted_from`].
+    pub(crate) fn write_granted_from(
+        self: &Arc<Self>,
+        descriptor: Bytes,
+        offset: usize,
+        from: &Registered,
+        range: Range<usize>,
+        in_effect: watch::Sender<()>,
+    ) -> Option<oneshot::Receiver<()>> {
+        let len = range.len();
+        let remote = GrantedRange::decode(&descriptor)?.part(offset, len).filter(|_| len > 0)?;
+        let from = Source::Words(Arc::new(InUse::new(self.own_words(from, false)?, in_effect)), range);
+        from.address()?;
+        let (mover, moved) = oneshot::channel();
+        self.sent.fetch_add(len as u64, Ordering::Relaxed);
+        let purpose = Purpose::Move { mover, _descriptor: descriptor };
+        self.use_region(purpose, Local::From(from), 0, remote, len).then_some(moved)
+    }
+
+    /// Returns memory of the application, if this link's device has registered it, so that it may change it if it must.
+    pub(crate) fn own_words(&self, registered: &Registered, changes: bool) -> Option<Arc<dyn SharesWords>> {
+        self.resources.registrations.own(registered, changes)
     }
 
     /// See [`farcall_core::transport::Link::change_granted`].
@@ -400,7 +445,7 @@ impl LinkCore {
         let local = Local::Changed(self.resources.rendezvous_pool.target(NUMBER)?, atomic);
         let (changer, changed) = oneshot::channel();
         let purpose = Purpose::Change { changer, _descriptor: descriptor };
-        self.use_region(purpose, local, on, NUMBER).then_some(changed)
+        self.use_region(purpose, local, 0, on, NUMBER).then_some(changed)
     }
 
     /// See [`farcall_core::transport::Link::write_granted`].
@@ -424,19 +469,26 @@ impl LinkCore {
             pool.grow(Direction::Request, len, None);
             return None;
         };
-        let (writer, written) = oneshot::channel();
+        let (mover, moved) = oneshot::channel();
         self.sent.fetch_add(len as u64, Ordering::Relaxed);
-        let purpose = Purpose::Write { writer, _descriptor: descriptor };
-        self.use_region(purpose, Local::From(bytes), remote, len).then_some(written)
+        let purpose = Purpose::Move { mover, _descriptor: descriptor };
+        self.use_region(purpose, Local::From(bytes.into()), 0, remote, len).then_some(moved)
     }
 
-    /// Reads or writes a part of a region. False if the link can't.
-    fn use_region(self: &Arc<Self>, purpose: Purpose, local: Local, remote: RemoteRange, len: usize) -> bool {
+    /// Reads or writes a part of a region, to or from this place of this side's memory on. False if the link can't.
+    fn use_region(
+        self: &Arc<Self>,
+        purpose: Purpose,
+        local: Local,
+        begin: usize,
+        remote: RemoteRange,
+        len: usize,
+    ) -> bool {
         let mut sending = self.sending();
         if !sending.is_open() || sending.transfers.most == 0 {
             return false;
         }
-        let transfer = Transfer { purpose, local, remote, begin: 0, next: 0, end: len, total: len };
+        let transfer = Transfer { purpose, local, remote, begin, next: begin, end: begin + len, total: len };
         sending.transfers.waiting.push_back(transfer);
         self.pump(&mut sending);
         self.post(&mut sending);

@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use farcall_core::transport::Words;
+use farcall_core::transport::{Registered as RegisteredMemory, Words};
 use tokio::sync::watch;
 
 use super::control::{Control, DropOnControlThread};
@@ -30,15 +31,23 @@ impl SharesWords for Registered {
     }
 }
 
-/// Registered words as a window keeps them: until nobody can use them through it any more.
+/// Words of this process that links move bytes to and from.
+struct Own {
+    words: Arc<dyn SharesWords>,
+    writable: bool,
+    /// The registrations of the device that has them.
+    of: Weak<Registrations>,
+}
+
+/// Registered words as a window or a transfer keeps them: until nobody can use them through it any more.
 #[derive(Debug)]
-pub(crate) struct Granted {
+pub(crate) struct InUse {
     words: Arc<dyn SharesWords>,
     #[expect(dead_code, reason = "it is dropped with the words")]
     in_effect: watch::Sender<()>,
 }
 
-impl Granted {
+impl InUse {
     pub(crate) fn new(words: Arc<dyn SharesWords>, in_effect: watch::Sender<()>) -> Self {
         Self { words, in_effect }
     }
@@ -60,7 +69,7 @@ impl Granted {
     }
 }
 
-impl SharesWords for Granted {
+impl SharesWords for InUse {
     fn words(&self) -> &RegisteredWords {
         self.words.words()
     }
@@ -87,6 +96,29 @@ impl Registrations {
         let registered = Arc::new(DropOnControlThread::new(registered, self.control.clone()));
         known.insert(key, Arc::downgrade(&registered));
         Ok(registered)
+    }
+}
+
+impl Registrations {
+    /// Registers words for links of this device to use. Blocks like [`register`](Self::register).
+    pub(crate) fn register_own(
+        self: &Arc<Self>,
+        words: &Words,
+        writable: bool,
+    ) -> Result<RegisteredMemory, Unavailable> {
+        let words = self.register(words, writable)?;
+        Ok(Arc::new(Own { words, writable, of: Arc::downgrade(self) }))
+    }
+
+    /// Returns the words, if this device has registered them, and may change them if it `must_change`.
+    pub(crate) fn own(
+        self: &Arc<Self>,
+        registered: &RegisteredMemory,
+        must_change: bool,
+    ) -> Option<Arc<dyn SharesWords>> {
+        let own = registered.downcast_ref::<Own>()?;
+        let serves = ptr::eq(own.of.as_ptr(), Arc::as_ptr(self)) && (own.writable || !must_change);
+        serves.then(|| Arc::clone(&own.words))
     }
 }
 

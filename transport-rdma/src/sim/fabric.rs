@@ -11,7 +11,7 @@ use super::windows::{Grant, SimWindow};
 use super::wire::Wire;
 use crate::device::{
     Completion, Cq, DeviceEvent, Gid, LocalPath, PostError, QpTuning, ReadTarget, RemoteQp, RemoteRange,
-    Slot, WcStatus,
+    Slot, Source, WcStatus,
 };
 use crate::verbs::inflight::{InFlight, RawCompletion};
 
@@ -104,7 +104,7 @@ pub(super) enum Request {
     Bind(Grant),
     Invalidate(u32),
     Read { into: Arc<ReadTarget>, at: usize, len: usize, from: RemoteRange },
-    Write { bytes: Bytes, to: RemoteRange },
+    Write { from: Source, to: RemoteRange },
     Atomic { atomic: Atomic, on: RemoteRange, into: Arc<ReadTarget> },
 }
 

@@ -13,11 +13,16 @@ use super::machine::{Hca, Registration, error};
 use super::windows::Grant;
 use crate::device::{
     Channel, Completion, Cq, CreateQpError, DeviceError, ExposeError, Exposure, LocalPath, MAX_BATCH,
-    MAX_READS, NUMBER, PostError, QpSize, QpTuning, QueuePair, QueueSize, Queues, RemoteAccess, RemoteQp,
-    SharesWords, Slot, WcStatus, Work,
+    MAX_READS, NUMBER, PostError, QpSize, QpTuning, QueuePair, QueueSize, Queues, RegisteredWords,
+    RemoteAccess, RemoteQp, SharesWords, Slot, Source, WcStatus, Work,
 };
 use crate::dma::Exposed;
 use crate::verbs::inflight::{InFlight, Kept, SendRing, Step, Ticket};
+
+/// Whether the device has registered these words so that it can use them like this.
+fn has_registered(hca: &Arc<Hca>, words: &RegisteredWords, access: RemoteAccess) -> bool {
+    words.registration::<Registration>().is_some_and(|ours| ours.allows(hca, access))
+}
 
 /// The largest message that fits into a work request itself.
 const MAX_INLINE: u32 = 220;
@@ -230,20 +235,32 @@ impl SimQp {
             }
             Work::Read { into, at, len, from, tag } => {
                 let start = into.address(*at, *len).ok_or(PostError::OutOfBounds)?;
-                if !hca.is_registered(start, *len) {
+                let is_registered = match into.words() {
+                    Some(words) => has_registered(hca, words, RemoteAccess::WRITE),
+                    None => hca.is_registered(start, *len),
+                };
+                if !is_registered {
                     return Err(PostError::NotRegistered);
                 }
                 into.write(*at, &vec![0xdd; *len]);
                 let request = Request::Read { into: Arc::clone(into), at: *at, len: *len, from: *from };
                 (Kept::ReadTarget(Arc::clone(into), *tag), request)
             }
-            Work::Write { bytes, to, tag } => {
-                let inline = bytes.len() <= self.inline() as usize;
-                if !inline && !hca.is_registered(bytes.as_ptr() as usize, bytes.len()) {
+            Work::Write { from, to, tag } => {
+                let start = from.address().ok_or(PostError::OutOfBounds)?;
+                let (inline, is_registered) = match from {
+                    Source::Bytes(bytes) => {
+                        (bytes.len() <= self.inline() as usize, hca.is_registered(start, bytes.len()))
+                    }
+                    Source::Words(words, _) => {
+                        (false, has_registered(hca, words.words(), RemoteAccess::READ))
+                    }
+                };
+                if !inline && !is_registered {
                     return Err(PostError::NotRegistered);
                 }
-                let kept = Kept::Source(if inline { Bytes::new() } else { bytes.clone() }, *tag);
-                (kept, Request::Write { bytes: bytes.clone(), to: *to })
+                let kept = Kept::Source(if inline { Bytes::new().into() } else { from.clone() }, *tag);
+                (kept, Request::Write { from: from.clone(), to: *to })
             }
             Work::Atomic { atomic, on, into, tag } => {
                 on.check_number()?;

@@ -169,8 +169,10 @@ impl State {
         let (done, solicited) = match (&posted.request, peer) {
             (Request::Send { parts, solicited }, Some(peer)) => (self.land(peer, parts), *solicited),
             (Request::Read { len, from, .. }, Some(peer)) => (self.ask(peer, *from, *len), false),
-            (Request::Write { bytes, to }, Some(peer)) => {
-                (self.write(peer, *to, bytes).and_then(|()| self.announce(peer, bytes.len())), false)
+            (Request::Write { from, to }, Some(peer)) => {
+                // What the words are when the device gets to them.
+                let bytes = from.bytes().unwrap_or_default();
+                (self.write(peer, *to, &bytes).and_then(|()| self.announce(peer, bytes.len())), false)
             }
             (Request::Atomic { atomic, on, into }, Some(peer)) => {
                 (self.count(num, peer, *on, *atomic, into), false)

@@ -91,22 +91,13 @@ impl<const N: usize> Batch<N> {
     }
 
     /// Adds a WRITE, to be signed.
-    pub(super) fn write(
-        &mut self,
-        bytes: &Bytes,
-        inline: bool,
-        to: RemoteRange,
-        regions: &Regions<'_>,
-    ) -> Result<(), PostError> {
-        // Inline data needs no key.
-        let lkey = if inline { 0 } else { regions.lkey(bytes).ok_or(PostError::NotRegistered)? };
-        self.sges[self.len][0] = ibv_sge { addr: bytes.as_ptr() as u64, length: bytes.len() as u32, lkey };
+    pub(super) fn write(&mut self, from: ibv_sge, inline: bool, to: RemoteRange) {
         let wr = &mut self.wrs[self.len];
         wr.opcode = sys::IBV_WR_RDMA_WRITE;
-        wr.num_sge = i32::from(!bytes.is_empty());
-        wr.send_flags = if inline && !bytes.is_empty() { sys::IBV_SEND_INLINE } else { 0 };
+        wr.num_sge = i32::from(from.length > 0);
+        wr.send_flags = if inline && from.length > 0 { sys::IBV_SEND_INLINE } else { 0 };
         wr.wr.rdma = sys::ibv_send_wr_rdma { remote_addr: to.addr, rkey: to.rkey };
-        Ok(())
+        self.sges[self.len][0] = from;
     }
 
     /// Adds a bind, to be signed.

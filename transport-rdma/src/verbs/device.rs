@@ -281,7 +281,7 @@ pub(super) struct Region {
     verbs: &'static Verbs,
     range: Range<usize>,
     access: c_int,
-    lkey: u32,
+    pub(super) lkey: u32,
     memory: Pinned,
 }
 

@@ -17,7 +17,8 @@ use super::window::Window;
 use super::{last_errno, leaked, returned_errno};
 use crate::device::{
     Completion, Cq, CreateQpError, DeviceError, ExposeError, Exposure, LinkLayer, LocalPath, MAX_BATCH,
-    NUMBER, PostError, QpSize, QpTuning, QueuePair, ReadTarget, RemoteAccess, RemoteQp, SharesWords, Work,
+    NUMBER, PostError, QpSize, QpTuning, QueuePair, ReadTarget, RegisteredWords, RemoteAccess, RemoteQp,
+    SharesWords, Source, Work,
 };
 use crate::dma::Exposed;
 
@@ -137,23 +138,60 @@ impl VerbsQp {
                 Kept::Invalidate(*exposure)
             }
             Work::Read { into, at, len, from, tag } => {
-                batch.read(place(regions, into, *at, *len)?, *from);
+                batch.read(self.target(regions, into, *at, *len)?, *from);
                 Kept::ReadTarget(Arc::clone(into), *tag)
             }
             Work::Atomic { atomic, on, into, tag } => {
                 on.check_number()?;
-                batch.atomic(*atomic, *on, place(regions, into, 0, NUMBER)?);
+                batch.atomic(*atomic, *on, self.target(regions, into, 0, NUMBER)?);
                 Kept::ReadTarget(Arc::clone(into), *tag)
             }
-            Work::Write { bytes, to, tag } => {
-                let inline = bytes.len() <= self.inline as usize;
-                batch.write(bytes, inline, *to, regions)?;
-                Kept::Source(if inline { Bytes::new() } else { bytes.clone() }, *tag)
+            Work::Write { from: Source::Bytes(bytes), to, tag } if bytes.len() <= self.inline as usize => {
+                // Inline data needs no key.
+                batch.write(sge(bytes.as_ptr() as usize, bytes.len(), 0), true, *to);
+                Kept::Source(Bytes::new().into(), *tag)
+            }
+            Work::Write { from, to, tag } => {
+                batch.write(self.source(regions, from)?, false, *to);
+                Kept::Source(from.clone(), *tag)
             }
         };
         let ticket = self.ring.push(kept, asked);
         batch.sign(ticket.wr_id, ticket.signaled);
         Ok(())
+    }
+
+    /// Returns the part of a target that the device writes to.
+    fn target(
+        &self,
+        regions: &Regions<'_>,
+        into: &ReadTarget,
+        at: usize,
+        len: usize,
+    ) -> Result<ibv_sge, PostError> {
+        let start = into.address(at, len).ok_or(PostError::OutOfBounds)?;
+        let lkey = match into.words() {
+            Some(words) => self.key_of(words, RemoteAccess::WRITE),
+            None => regions.lkey_at(start, len),
+        };
+        Ok(sge(start, len, lkey.ok_or(PostError::NotRegistered)?))
+    }
+
+    /// Returns the memory that the device reads.
+    fn source(&self, regions: &Regions<'_>, from: &Source) -> Result<ibv_sge, PostError> {
+        let start = from.address().ok_or(PostError::OutOfBounds)?;
+        let lkey = match from {
+            Source::Words(words, _) => self.key_of(words.words(), RemoteAccess::READ),
+            Source::Bytes(_) => regions.lkey_at(start, from.len()),
+        };
+        Ok(sge(start, from.len(), lkey.ok_or(PostError::NotRegistered)?))
+    }
+
+    /// Returns the key by which this device uses words of the application like this, if it has registered them so.
+    fn key_of(&self, words: &RegisteredWords, access: RemoteAccess) -> Option<u32> {
+        let registration = words.registration::<Registration>()?;
+        let is_ours = registration.is_of(self.queues.hca()) && registration.allows(access);
+        is_ours.then(|| registration.region().lkey)
     }
 
     /// Posts up to `N` requests.
@@ -221,11 +259,8 @@ impl VerbsQp {
     }
 }
 
-/// Returns the part of a target that the device writes to.
-fn place(regions: &Regions<'_>, into: &ReadTarget, at: usize, len: usize) -> Result<ibv_sge, PostError> {
-    let start = into.address(at, len).ok_or(PostError::OutOfBounds)?;
-    let lkey = regions.lkey_at(start, len).ok_or(PostError::NotRegistered)?;
-    Ok(ibv_sge { addr: start as u64, length: len as u32, lkey })
+fn sge(start: usize, len: usize, lkey: u32) -> ibv_sge {
+    ibv_sge { addr: start as u64, length: len as u32, lkey }
 }
 
 /// Creates a queue pair with as much inline room as the device gives.

@@ -69,7 +69,7 @@ impl End {
 
     /// Writes to the peer's memory; how it ends.
     pub(super) fn write(&self, bytes: Bytes, to: RemoteRange) -> Result<(), WcStatus> {
-        self.post([Work::Write { bytes, to, tag: 9 }]);
+        self.post([Work::Write { from: bytes.into(), to, tag: 9 }]);
         match self.poll(Cq::Send, 1).remove(0) {
             Completion::Moved { tag: 9, .. } => Ok(()),
             other => Err(failure(other)),

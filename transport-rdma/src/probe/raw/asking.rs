@@ -149,7 +149,7 @@ impl Asking {
             }
             None if self.half.plan.operation == Operation::Write => {
                 let bytes = self.source.clone();
-                self.half.works.push_back(Work::Write { bytes, to: self.theirs, tag });
+                self.half.works.push_back(Work::Write { from: bytes.into(), to: self.theirs, tag });
             }
             None => self.half.send(self.source.clone()),
         }

@@ -121,7 +121,7 @@ impl Pair {
 
     pub(super) fn write(&mut self, (words, exposure): &(Words, Exposure)) -> Result<(), Stop> {
         let bytes = self.filled(LENGTH)?;
-        self.post(&self.asking, Work::Write { bytes: bytes.clone(), to: range(exposure), tag: 0 })?;
+        self.post(&self.asking, Work::Write { from: bytes.clone().into(), to: range(exposure), tag: 0 })?;
         self.moved()?;
         let words = (**words).as_ref().iter().take(LENGTH / NUMBER);
         let written: Vec<u8> = words.flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes()).collect();

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use super::windows::Windows;
 use super::{RawCompletion, RingKey, WrId, lock};
 use crate::device::{Completion, Exposure, QpSize, WcError, WcStatus};
-use crate::dma::ReadTarget;
+use crate::dma::{ReadTarget, Source};
 
 /// The requests of one queue pair's send queue, in the order in which they were posted, which is that of their completions.
 #[derive(Debug)]
@@ -48,8 +48,8 @@ pub(crate) enum Kept {
     Invalidate(Exposure),
     /// Where a READ writes.
     ReadTarget(Arc<ReadTarget>, u64),
-    /// The bytes that a WRITE takes to the peer; empty if the device copied them when they were posted.
-    Source(Bytes, u64),
+    /// What a WRITE takes to the peer; empty if the device copied it when it was posted.
+    Source(Source, u64),
     Marker,
 }
 
@@ -65,7 +65,7 @@ impl fmt::Debug for Kept {
             Self::ReadTarget(read_target, offset) => {
                 f.debug_tuple("ReadTarget").field(read_target).field(offset).finish()
             }
-            Self::Source(bytes, tag) => f.debug_tuple("Source").field(&bytes.len()).field(tag).finish(),
+            Self::Source(source, tag) => f.debug_tuple("Source").field(source).field(tag).finish(),
             Self::Marker => f.write_str("Marker"),
         }
     }

@@ -109,25 +109,42 @@ async fn random_transfers_move_what_they_should_and_nothing_else() {
         tokio::spawn(async move {
             let mut rng = fastrand::Rng::with_seed(task as u64);
             let mut expected = vec![0; PART];
+            let own = Region::zeroed(PART + 300, Rights::NONE);
             for _ in 0..rounds {
                 let most = [300, 40_000, PART][rng.usize(..3)];
                 let len = rng.usize(1..=most);
                 let at = rng.usize(..=PART - len);
                 let offset = rng.usize(..100);
                 let content = random(offset + len + rng.usize(..100), &mut rng);
-                let is_registered = rng.bool();
-                let lent = if is_registered { buffer(&content).freeze() } else { content.clone().into() };
-                let (from, loan) = BulkRead::lend(lent);
-                soon(cache.put(from, offset, len, task * PART + at)).await.unwrap();
-                drop(soon(loan.reclaim()).await);
+                let base = rng.usize(..100);
+                let (of_region, in_region) = (rng.bool(), base..base + content.len());
+                if of_region {
+                    own.write(base, &content).unwrap();
+                    let (from, loan) = BulkRead::of_region(&own, in_region.clone()).unwrap();
+                    soon(cache.put(from, offset, len, task * PART + at)).await.unwrap();
+                    soon(loan.reclaim()).await;
+                } else {
+                    let is_registered = rng.bool();
+                    let lent = if is_registered { buffer(&content).freeze() } else { content.clone().into() };
+                    let (from, loan) = BulkRead::lend(lent);
+                    soon(cache.put(from, offset, len, task * PART + at)).await.unwrap();
+                    drop(soon(loan.reclaim()).await);
+                }
                 expected[at..at + len].copy_from_slice(&content[offset..offset + len]);
 
                 let at = rng.usize(..=PART - len);
-                let mut canaries = random(offset + len + 50, &mut rng);
+                let mut canaries = random(own.len() - base, &mut rng);
                 let part = task * PART + at..task * PART + at + len;
-                let written = match is_registered {
-                    true => got(&cache, buffer(&canaries), offset, part).await,
-                    false => got(&cache, canaries.clone(), offset, part).await,
+                let written = if of_region {
+                    own.write(base, &canaries).unwrap();
+                    let (into, loan) = BulkWrite::of_region(&own, in_region).unwrap();
+                    soon(cache.get(into, offset, part.start, len)).await.unwrap();
+                    soon(loan.reclaim()).await;
+                    own.read(base..).unwrap()
+                } else if rng.bool() {
+                    got(&cache, buffer(&canaries), offset, part).await
+                } else {
+                    got(&cache, canaries.clone(), offset, part).await
                 };
                 canaries[offset..offset + len].copy_from_slice(&expected[at..at + len]);
                 assert!(written == canaries, "{task}: {len} bytes from {at}");
@@ -202,9 +219,11 @@ async fn nothing_moves_to_or_from_a_region_that_was_revoked() {
     soon(cache.put(lent.clone().into(), 0, 50_000, 0)).await.unwrap();
     soon(pages.revoke()).await;
     let (into, loan) = BulkWrite::lend(vec![1; 100]);
-    let refused: [Status; 2] = [
+    let refused: [Status; 4] = [
         cache.put(lent.into(), 0, 50_000, 0).await.unwrap_err(),
         cache.get(into, 0, 0, 100).await.unwrap_err(),
+        BulkRead::of_region(&pages, ..).unwrap_err(),
+        BulkWrite::of_region(&pages, ..).unwrap_err(),
     ];
     for status in refused {
         assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
@@ -245,4 +264,40 @@ async fn a_loan_that_has_ended_moves_nothing() {
     // Not lent to this side.
     let status = into.write_from(0, &pages, ..100).await.unwrap_err();
     assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
+}
+
+#[tokio::test]
+async fn ranges_of_regions_are_checked_when_they_are_lent() {
+    let region = Region::zeroed(100, Rights::NONE);
+    assert_eq!(BulkRead::of_region(&region, 60..).unwrap().0.len(), 40);
+    assert_eq!(BulkWrite::of_region(&region, ..).unwrap().0.len(), 100);
+    assert_eq!(BulkRead::of_region(&region, ..101).unwrap_err().code(), Code::OutOfRange);
+    assert_eq!(BulkWrite::of_region(&region, 101..).unwrap_err().code(), Code::OutOfRange);
+}
+
+/// A server with the right to write reads nothing, and the other way round, nor does it get at what is beside the range.
+#[tokio::test]
+async fn a_region_is_lent_for_one_thing_and_in_its_bounds() {
+    let (_, cache) = served().await;
+    let own = Region::zeroed(100_000, Rights::NONE);
+    own.write(0, &[3; 100_000]).unwrap();
+    // More than once: the first time by messages.
+    for _ in 0..5 {
+        let (from, loan) = BulkRead::of_region(&own, 20_000..60_000).unwrap();
+        assert_eq!(from.len(), 40_000);
+        let put = async |offset, len| cache.put(from.clone(), offset, len, 0).await.map_err(|s| s.code());
+        assert_eq!(soon(put(0, 40_000)).await, Ok(()));
+        assert_eq!(soon(put(1, 40_000)).await, Err(Code::OutOfRange));
+        drop(from);
+        soon(loan.reclaim()).await;
+        let (into, loan) = BulkWrite::of_region(&own, 20_000..60_000).unwrap();
+        soon(cache.get(into.clone(), 0, 500_000, 40_000)).await.unwrap();
+        assert_eq!(cache.get(into, 1, 0, 40_000).await.unwrap_err().code(), Code::OutOfRange);
+        soon(loan.reclaim()).await;
+        let all = own.read(..).unwrap();
+        assert!(all[20_000..60_000].iter().all(|&byte| byte == 0));
+        assert!(all[..20_000].iter().chain(&all[60_000..]).all(|&byte| byte == 3));
+        own.write(20_000, &[3; 40_000]).unwrap();
+    }
+    soon(own.revoke()).await;
 }

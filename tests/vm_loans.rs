@@ -9,6 +9,7 @@ mod process;
 use std::time::Duration;
 
 use farcall::bulk::{BulkRead, BulkWrite};
+use farcall::region::{Region, Rights};
 use farcall::{Buf, Bytes, Channel, Code, Config, Policy, Result, Server};
 use tokio::sync::{Mutex, mpsc, oneshot};
 
@@ -99,6 +100,29 @@ async fn part_lender() {
     }
 }
 
+/// Not a test by itself: a lender in a process of its own, which lends parts of regions.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn part_lender_of_regions() {
+    let Some(address) = told() else { return };
+    let client = connected(&address).await;
+    let own = Region::zeroed(3 * LEN, Rights::NONE);
+    own.write(5, &pattern(0).collect::<Vec<_>>()).unwrap();
+    loop {
+        let (from, _loan) = BulkRead::of_region(&own, 5..LEN + 5).unwrap();
+        let (into, loan) = BulkWrite::of_region(&own, LEN + 8..2 * LEN + 8).unwrap();
+        let was_direct = client.borrow(from, into).await.unwrap();
+        loan.reclaim().await;
+        if was_direct {
+            let all = own.read(..).unwrap();
+            let is_written = all[LEN + 8..2 * LEN + 8].iter().copied().eq(pattern(7));
+            let is_alone = all[2 * LEN + 8..].iter().all(|&byte| byte == 0);
+            // No device keeps the memory.
+            own.revoke().await;
+            return say(if is_written && is_alone { "as written" } else { "other bytes" });
+        }
+    }
+}
+
 /// Takes what is lent, until the server uses it by itself.
 async fn taken(arrivals: &mut mpsc::UnboundedReceiver<Arrived>) -> Arrived {
     loop {
@@ -134,9 +158,15 @@ async fn a_lender_that_is_killed_fails_what_is_under_way() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lent_memory_is_used_while_its_lender_is_stopped() {
+    for lender in ["part_lender", "part_lender_of_regions"] {
+        is_used_while_stopped(lender).await;
+    }
+}
+
+async fn is_used_while_stopped(lender: &str) {
     let _alone = ALONE.lock().await;
     let (address, mut arrivals) = served().await;
-    let mut lender = Process::start("part_lender", &address);
+    let mut lender = Process::start(lender, &address);
     let (from, into, answer) = taken(&mut arrivals).await;
     lender.signal("STOP");
     let mut random = fastrand::Rng::with_seed(1);
@@ -152,6 +182,43 @@ async fn lent_memory_is_used_while_its_lender_is_stopped() {
     }
     let written = into.write(0, content);
     tokio::time::timeout(PATIENCE, written).await.expect("the lender must run").unwrap();
+    lender.signal("CONT");
+    answer.send(true).unwrap();
+    assert_eq!(lender.said(), "as written");
+}
+
+/// Nothing goes by messages, which the lender would have to answer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pages_of_the_server_are_filled_and_emptied_while_their_lender_is_stopped() {
+    let _alone = ALONE.lock().await;
+    let (address, mut arrivals) = served().await;
+    let mut lender = Process::start("part_lender", &address);
+    let (from, into, answer) = taken(&mut arrivals).await;
+    lender.signal("STOP");
+    let pages = Region::zeroed(LEN + 13, Rights::NONE);
+    let mut random = fastrand::Rng::with_seed(2);
+    for i in 0..100 {
+        let start = random.usize(..LEN);
+        let len = random.usize(1..=(LEN - start).min(if i % 10 == 0 { LEN } else { 500 }));
+        let at = random.usize(..=pages.len() - len);
+        pages.write(0, &vec![0xee; pages.len()]).unwrap();
+        let read = from.read_into(start..start + len, &pages, at);
+        tokio::time::timeout(PATIENCE, read).await.expect("the lender must run").unwrap();
+        let all = pages.read(..).unwrap();
+        assert!(
+            all[at..at + len].iter().copied().eq(pattern(0).skip(start).take(len)),
+            "{len} bytes at {at}"
+        );
+        assert!(all[..at].iter().chain(&all[at + len..]).all(|&byte| byte == 0xee), "{len} bytes at {at}");
+        tokio::time::timeout(PATIENCE, pages.settled(..)).await.expect("all is settled").unwrap();
+    }
+    pages.write(5, &pattern(7).collect::<Vec<_>>()).unwrap();
+    for half in [LEN / 2 - 3..LEN, 0..LEN / 2 - 3] {
+        let written = into.write_from(half.start, &pages, half.start + 5..half.end + 5);
+        tokio::time::timeout(PATIENCE, written).await.expect("the lender must run").unwrap();
+    }
+    // The device lets go of the region.
+    tokio::time::timeout(PATIENCE, pages.revoke()).await.expect("nothing uses it");
     lender.signal("CONT");
     answer.send(true).unwrap();
     assert_eq!(lender.said(), "as written");

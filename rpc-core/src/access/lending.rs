@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Weak};
 
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use super::Accesses;
@@ -13,7 +14,7 @@ use crate::payload::Loan;
 use crate::proto::wire::Granted;
 use crate::proto::wire::{Outcome, Target};
 use crate::sync::{Mutex, rank};
-use crate::transport;
+use crate::transport::{self, Link};
 
 /// Memory that calls can lend, with a number of its own in this process.
 pub(crate) trait LentMemory: Memory {
@@ -29,9 +30,9 @@ pub(crate) trait LentMemory: Memory {
     /// Returns what the server may do, as a right of a [`Granted`].
     fn right(&self) -> u8;
 
-    /// Returns the memory for the server to use by itself, if it is in one piece, and is such that a device can write to it if the server
-    /// may.
-    fn shared(&self) -> Option<transport::DirectMemory>;
+    /// Returns the memory for the server to use by itself through a link, if it is in one piece, and is such that the link's device can
+    /// write to it if the server may. Memory that has to be registered first is so for a later call.
+    fn shared(&self, link: &Arc<dyn Link>, runtime: &Handle) -> Option<transport::DirectMemory>;
 }
 
 /// Memory that one call lends.

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use super::awaiting::Begun;
 use super::{Accesses, PIECE};
 use crate::proto::wire::{Granted, Operation, Target};
-use crate::region::LocalRange;
+use crate::region::{LocalRange, failed};
 use crate::status::{Executed, Status};
 
 /// Pieces that are under way at once: each takes memory of this side for the time.
@@ -48,7 +48,7 @@ impl Accesses {
                 begin += len;
             }
             let Some((begin, piece)) = pieces.pop_front() else { return Ok(()) };
-            into.fill(begin, &self.outcome(target, piece).await?)?;
+            into.fill(begin, &self.outcome(target, piece).await?).map_err(failed)?;
         }
     }
 
@@ -87,7 +87,7 @@ impl Accesses {
                 let at = offset.saturating_add(begin as u64);
                 let piece = match from.copy(begin, len) {
                     Ok(bytes) => self.start(target, at, Operation::Write(bytes.into()), 0..=0).await,
-                    Err(status) => Err(status),
+                    Err(outcome) => Err(failed(outcome)),
                 };
                 pieces.push_back(piece.map_err(|status| in_part(status, started))?);
                 (begin, started) = (begin + len, started + 1);

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use serde::de::{Deserialize, Deserializer};
 use serde::ser::{Serialize, Serializer};
 
+use super::lent_region::LentRegion;
 use super::loan::{Lend, LendParts, Loan, Readable, Writable};
 use crate::access::{self, Accesses, LentMemory};
 use crate::codec::loan;
@@ -43,6 +44,34 @@ impl BulkRead {
         let len = parts.iter().map(Bytes::len).sum();
         let (lent, loan) = Loan::new(memory, len, parts, |_| ());
         (Self { memory: Handle::Lender(Arc::new(Readable(lent)), len) }, loan)
+    }
+
+    /// Lends a range of a region of this process. Others may read and change the region meanwhile.
+    ///
+    /// By RDMA the server reads 16 KiB or more by itself, without a copy. The device has to register the whole region before, and does so
+    /// when it is lent first. Until then the server reads by messages. The region stays registered, and counts against the
+    /// limit on locked memory, until it is revoked. [`Region::revoke`] waits for the calls that lend it.
+    ///
+    /// # Errors
+    ///
+    /// - OUT_OF_RANGE, if the range is not within the region.
+    /// - FAILED_PRECONDITION, if the region was revoked. If it is revoked later, accesses of the server fail CANCELLED.
+    ///
+    /// ```
+    /// # mod farcall { pub use farcall_core::{bulk::BulkRead, region, status::Status}; }
+    /// use farcall::BulkRead;
+    /// use farcall::region::{Region, Rights};
+    ///
+    /// let cache = Region::zeroed(1 << 20, Rights::NONE);
+    /// let (page, loan) = BulkRead::of_region(&cache, 16 << 10..32 << 10)?;
+    /// // client.put_page(1, page).await?;
+    /// # assert_eq!(page.len(), 16 << 10);
+    /// # drop(loan);
+    /// # Ok::<_, farcall::Status>(())
+    /// ```
+    pub fn of_region(region: &Region, range: impl RangeBounds<usize>) -> Result<(Self, Loan<()>), Status> {
+        let (memory, loan) = Handle::of_region(region, range, false)?;
+        Ok((Self { memory }, loan))
     }
 
     /// Returns the length of the memory, in bytes. On the server it is what the client says: hold it against a limit before you take
@@ -137,6 +166,13 @@ impl BulkWrite {
         (Self { memory: Handle::Lender(Arc::new(Writable(lent)), len) }, loan)
     }
 
+    /// Lends a range of a region of this process. Others may read and change the region meanwhile. By RDMA the server writes 16 KiB or
+    /// more by itself: see [`BulkRead::of_region`], also for the errors.
+    pub fn of_region(region: &Region, range: impl RangeBounds<usize>) -> Result<(Self, Loan<()>), Status> {
+        let (memory, loan) = Handle::of_region(region, range, true)?;
+        Ok((Self { memory }, loan))
+    }
+
     /// Returns the length of the memory, in bytes. On the server it is what the client says: hold it against a limit before you take
     /// as much memory.
     pub fn len(&self) -> usize {
@@ -225,6 +261,17 @@ impl Drop for Borrowed {
 }
 
 impl Handle {
+    fn of_region(
+        region: &Region,
+        range: impl RangeBounds<usize>,
+        write: bool,
+    ) -> Result<(Self, Loan<()>), Status> {
+        let range = region.local(range)?;
+        let len = range.len();
+        let (lent, loan) = LentRegion::new(range, write)?;
+        Ok((Self::Lender(lent, len), loan))
+    }
+
     fn len(&self) -> usize {
         match self {
             Self::Lender(_, len) => *len,

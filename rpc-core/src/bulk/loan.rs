@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::{Bytes, BytesMut};
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use crate::access::{LentMemory, Memory, check_range};
 use crate::proto::wire::{Granted, Outcome};
 use crate::sync::{Mutex, rank};
-use crate::transport::{self, Exportable};
+use crate::transport::{self, Exportable, Link};
 
 /// Memory that a server may write to during a call. Implemented for byte vectors and buffers, and for vectors of these, which are
 /// written to as if they were one behind the other.
@@ -181,6 +182,24 @@ pub(super) struct Lent<M> {
 }
 
 impl<M> Lent<M> {
+    /// Returns the memory's number.
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Notes that a call lends the memory. Returns false if it was reclaimed.
+    pub(super) fn begin(&self) -> bool {
+        self.state.send_if_modified(|state| {
+            state.lent += usize::from(!state.is_reclaimed);
+            !state.is_reclaimed
+        })
+    }
+
+    /// Notes that a call has ended that lent the memory.
+    pub(super) fn end(&self) {
+        self.state.send_modify(|state| state.lent -= 1);
+    }
+
     /// Takes the memory, unless a call lends it.
     fn take(&self) -> Option<M> {
         let reclaimed = self.state.send_if_modified(|state| {
@@ -270,25 +289,22 @@ macro_rules! lent {
 
         impl<M: $bound> LentMemory for $of<M> {
             fn number(&self) -> u64 {
-                self.0.number
+                self.0.number()
             }
 
             fn begin(&self) -> bool {
-                self.0.state.send_if_modified(|state| {
-                    state.lent += usize::from(!state.is_reclaimed);
-                    !state.is_reclaimed
-                })
+                self.0.begin()
             }
 
             fn end(&self) {
-                self.0.state.send_modify(|state| state.lent -= 1);
+                self.0.end();
             }
 
             fn right(&self) -> u8 {
                 $right
             }
 
-            fn shared(&self) -> Option<transport::DirectMemory> {
+            fn shared(&self, _: &Arc<dyn Link>, _: &Handle) -> Option<transport::DirectMemory> {
                 $shared(&self.0)
             }
         }

@@ -40,6 +40,7 @@
 //! Loans travel in arguments only, alone or in types of the application's own, with the codec [`Postcard`](crate::codec::Postcard).
 
 mod handles;
+mod lent_region;
 mod loan;
 
 pub use self::handles::{BulkRead, BulkWrite};

@@ -370,7 +370,7 @@ impl ExportedMemory for Shared {
 }
 
 /// Returns the status of an access of the owner that failed.
-pub(super) fn failed(outcome: Outcome) -> Status {
+pub(crate) fn failed(outcome: Outcome) -> Status {
     let (code, why) = match outcome {
         Outcome::OutOfRange => {
             (Code::OutOfRange, "the access is not within the region, or its number is not at a multiple of 8")

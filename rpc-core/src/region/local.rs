@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::Region;
 use super::exported::{InUse, Shared, failed};
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use crate::access;
@@ -18,6 +19,8 @@ pub(super) struct OwnDevices {
     registered: Vec<Registered>,
     /// Whether a device could not, because of the limit on locked memory, for example. It is not asked again.
     is_refused: bool,
+    /// Whether a device is registering it for a later call.
+    is_under_way: bool,
     /// The transfers that devices do, also those whose futures were dropped.
     under_way: Vec<UnderWay>,
 }
@@ -36,6 +39,20 @@ impl UnderWay {
     fn is_in_the_way(&self, range: &Range<usize>, changes: bool) -> bool {
         let overlap = self.range.start < range.end && range.start < self.range.end;
         overlap && (self.changes || changes) && self.over.has_changed().is_ok()
+    }
+}
+
+impl OwnDevices {
+    /// Returns the region as this link's device has registered it, if it has.
+    fn find(&self, link: &Arc<dyn Link>, changes: bool) -> Option<Registered> {
+        self.registered.iter().find(|memory| link.has_registered(memory, changes)).cloned()
+    }
+}
+
+impl Shared {
+    /// Uses the part for the owner, unless the region was revoked.
+    fn own<R>(&self, using: impl FnOnce(&mut OwnDevices) -> R) -> Option<R> {
+        self.exported.lock().as_mut().map(|exported| using(&mut exported.own))
     }
 }
 
@@ -73,6 +90,15 @@ impl Region {
 }
 
 impl LocalRange {
+    /// Checks that the region was not revoked.
+    ///
+    /// # Errors
+    ///
+    /// FAILED_PRECONDITION, if it was.
+    pub(crate) fn check(&self) -> Result<(), Status> {
+        self.memory().map(drop)
+    }
+
     /// Returns the range's length, in bytes.
     pub(crate) fn len(&self) -> usize {
         self.range.len()
@@ -83,23 +109,15 @@ impl LocalRange {
         self.range.clone()
     }
 
-    /// Returns a copy of a part.
-    ///
-    /// # Errors
-    ///
-    /// FAILED_PRECONDITION, if the region was revoked; RESOURCE_EXHAUSTED, if there is no memory for the copy.
-    pub(crate) fn copy(&self, begin: usize, len: usize) -> Result<Vec<u8>, Status> {
-        let copy = words::copy_out((*self.memory()?).as_ref(), self.range.start + begin, len);
-        copy.map_err(|_| failed(Outcome::NoMemory))
+    /// Returns a copy of a part. Fails if the region was revoked, or if there is no memory for the copy.
+    pub(crate) fn copy(&self, begin: usize, len: usize) -> Result<Vec<u8>, Outcome> {
+        let copy = words::copy_out((*self.region.memory()?).as_ref(), self.range.start + begin, len);
+        copy.map_err(|_| Outcome::NoMemory)
     }
 
-    /// Writes to a part.
-    ///
-    /// # Errors
-    ///
-    /// FAILED_PRECONDITION, if the region was revoked.
-    pub(crate) fn fill(&self, begin: usize, bytes: &[u8]) -> Result<(), Status> {
-        words::copy_in((*self.memory()?).as_ref(), self.range.start + begin, bytes);
+    /// Writes to a part. Fails if the region was revoked.
+    pub(crate) fn fill(&self, begin: usize, bytes: &[u8]) -> Result<(), Outcome> {
+        words::copy_in((*self.region.memory()?).as_ref(), self.range.start + begin, bytes);
         Ok(())
     }
 
@@ -114,31 +132,44 @@ impl LocalRange {
         link: &Arc<dyn Link>,
         changes: bool,
     ) -> Result<Option<Registered>, Status> {
-        let found = |own: &OwnDevices| {
-            own.registered.iter().find(|memory| link.has_registered(memory, changes)).cloned()
-        };
         let memory = self.memory()?;
-        {
-            let exported = self.region.exported.lock();
-            let own = exported.as_ref().map(|exported| &exported.own);
-            match own.map(|own| (found(own), own.is_refused)) {
-                Some((None, false)) => {}
-                Some((registered, _)) => return Ok(registered),
-                None => return Ok(None),
-            }
+        match self.region.own(|own| (own.find(link, changes), own.is_refused)) {
+            Some((None, false)) => {}
+            Some((registered, _)) => return Ok(registered),
+            None => return Ok(None),
         }
         let registered = link.clone().register(memory, changes).await;
-        let mut exported = self.region.exported.lock();
-        let Some(own) = exported.as_mut().map(|exported| &mut exported.own) else {
-            return Ok(None);
-        };
-        match &registered {
+        self.region.own(|own| match &registered {
             // Another transfer may have been as fast.
-            Some(memory) if found(own).is_none() => own.registered.push(memory.clone()),
+            Some(memory) if own.find(link, changes).is_none() => own.registered.push(memory.clone()),
             Some(_) => {}
             None => own.is_refused = true,
-        }
+        });
         Ok(registered)
+    }
+
+    /// Returns the region as this link's device has it. `None`: it does not have it, and registers it for later if it can.
+    pub(crate) fn registered_already(
+        &self,
+        link: &Arc<dyn Link>,
+        changes: bool,
+        runtime: &Handle,
+    ) -> Option<Registered> {
+        let (registered, begins) = self.region.own(|own| {
+            let registered = own.find(link, changes);
+            let begins = registered.is_none() && !own.is_refused && !own.is_under_way;
+            own.is_under_way |= begins;
+            (registered, begins)
+        })?;
+        if begins {
+            let (this, link) = (self.clone(), link.clone());
+            runtime.spawn(async move {
+                // If the region is revoked meanwhile, nobody needs it.
+                let _ = this.registered(&link, changes).await;
+                this.region.own(|own| own.is_under_way = false);
+            });
+        }
+        registered
     }
 
     /// Waits until no device does a transfer that a use of the range, which `changes` it, would get in the way of.
@@ -163,11 +194,10 @@ impl LocalRange {
     pub(crate) async fn begin(&self, changes: bool) -> (watch::Sender<()>, watch::Receiver<()>) {
         self.settled(changes).await;
         let (sender, over) = watch::channel(());
-        if let Some(exported) = &mut *self.region.exported.lock() {
-            let under_way = &mut exported.own.under_way;
-            under_way.retain(|transfer| transfer.over.has_changed().is_ok());
-            under_way.push(UnderWay { range: self.range(), changes, over: over.clone() });
-        }
+        self.region.own(|own| {
+            own.under_way.retain(|transfer| transfer.over.has_changed().is_ok());
+            own.under_way.push(UnderWay { range: self.range(), changes, over: over.clone() });
+        });
         (sender, over)
     }
 

@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -15,12 +16,33 @@ pub enum DirectMemory {
     Read(Bytes),
     /// To be written: so many bytes from the first word on. Nothing in this process reads or writes the memory but by these words.
     Write(Words, usize),
+    /// A range of memory that a device has registered, to be read, or to be written.
+    Registered {
+        /// The memory.
+        memory: Registered,
+        /// The part that is lent.
+        range: Range<usize>,
+        /// Whether the peer writes to it. Otherwise it reads.
+        write: bool,
+    },
 }
 
-/// The kind only: the memory may hold a secret.
+impl DirectMemory {
+    /// Returns how many bytes are lent.
+    #[expect(clippy::len_without_is_empty, reason = "nothing is lent by itself")]
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Read(bytes) => bytes.len(),
+            Self::Write(_, len) => *len,
+            Self::Registered { range, .. } => range.len(),
+        }
+    }
+}
+
+/// The length only: the memory may hold a secret.
 impl fmt::Debug for DirectMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if matches!(self, Self::Read(_)) { "Read" } else { "Write" })
+        write!(f, "{} bytes", self.len())
     }
 }
 

@@ -74,6 +74,11 @@ impl fmt::Debug for RegisteredWords {
 pub trait SharesWords: fmt::Debug + Send + Sync {
     /// Returns the words.
     fn words(&self) -> &RegisteredWords;
+
+    /// Returns the addresses of the share: all, or a part.
+    fn range(&self) -> Range<usize> {
+        self.words().range()
+    }
 }
 
 impl SharesWords for RegisteredWords {
@@ -99,7 +104,15 @@ impl Exposed {
                 let start = bytes.as_ptr() as usize;
                 start..start + bytes.len()
             }
-            Self::Words(shares) => shares.words().range(),
+            Self::Words(shares) => shares.range(),
+        }
+    }
+
+    /// Returns where among its words the share begins, in bytes.
+    pub(crate) fn begin(&self) -> usize {
+        match self {
+            Self::Message(_) => 0,
+            Self::Words(shares) => shares.range().start - shares.words().range().start,
         }
     }
 
@@ -108,7 +121,7 @@ impl Exposed {
         let end = offset.checked_add(len).filter(|end| *end <= self.range().len())?;
         match self {
             Self::Message(bytes) => Some(bytes.slice(offset..end)),
-            Self::Words(shares) => shares.words().copy(offset, len).map(Into::into),
+            Self::Words(shares) => shares.words().copy(self.begin() + offset, len).map(Into::into),
         }
     }
 }

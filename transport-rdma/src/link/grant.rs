@@ -173,25 +173,28 @@ impl LinkCore {
     ) -> Option<Grant> {
         let (place, qp) = self.begin_loan()?;
         let memory = memory()?;
-        let range = match &memory {
-            DirectMemory::Read(bytes) => {
-                let start = bytes.as_ptr() as usize;
-                start..start + bytes.len()
-            }
-            DirectMemory::Write(words, len) => {
-                let start = (**words).as_ref().as_ptr() as usize;
-                start..start + len
-            }
-        };
-        if range.len() < LEAST_EXPOSED || !self.resources.rendezvous_pool.contains_range(range) {
+        if memory.len() < LEAST_EXPOSED {
             return None;
         }
+        let pool = &self.resources.rendezvous_pool;
         let exposure = match memory {
-            DirectMemory::Read(bytes) => qp.expose(&Bytes::from_owner(Lent { bytes, in_effect })),
+            DirectMemory::Read(bytes) if pool.contains(&bytes) => {
+                qp.expose(&Bytes::from_owner(Lent { bytes, in_effect }))
+            }
             DirectMemory::Write(words, len) => {
+                let start = (*words).as_ref().as_ptr() as usize;
+                if !pool.contains_range(start..start + len) {
+                    return None;
+                }
                 let words = InUse::new(Arc::new(RegisteredWords::within_arena(words, len)), in_effect);
                 qp.expose_words(Arc::new(words), RemoteAccess::WRITE)
             }
+            DirectMemory::Registered { memory, range, write } => {
+                let words = InUse::of_part(self.own_words(&memory, write)?, &range, in_effect)?;
+                let access = if write { RemoteAccess::WRITE } else { RemoteAccess::READ };
+                qp.expose_words(Arc::new(words), access)
+            }
+            DirectMemory::Read(_) => return None,
         };
         self.bind(exposure.ok()?, place)
     }

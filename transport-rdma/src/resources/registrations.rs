@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::ops::Range;
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -43,13 +44,26 @@ struct Own {
 #[derive(Debug)]
 pub(crate) struct InUse {
     words: Arc<dyn SharesWords>,
+    /// Their addresses.
+    range: Range<usize>,
     #[expect(dead_code, reason = "it is dropped with the words")]
     in_effect: watch::Sender<()>,
 }
 
 impl InUse {
     pub(crate) fn new(words: Arc<dyn SharesWords>, in_effect: watch::Sender<()>) -> Self {
-        Self { words, in_effect }
+        Self { range: words.range(), words, in_effect }
+    }
+
+    /// Returns a part of the words. `None`: they are fewer.
+    pub(crate) fn of_part(
+        words: Arc<dyn SharesWords>,
+        part: &Range<usize>,
+        in_effect: watch::Sender<()>,
+    ) -> Option<Self> {
+        let all = words.range();
+        let range = all.start + part.start..all.start + part.end;
+        (part.start <= part.end && part.end <= all.len()).then_some(Self { words, range, in_effect })
     }
 
     /// Takes a window for the words, a new one if none is free. `None`: there are no words.
@@ -72,6 +86,10 @@ impl InUse {
 impl SharesWords for InUse {
     fn words(&self) -> &RegisteredWords {
         self.words.words()
+    }
+
+    fn range(&self) -> Range<usize> {
+        self.range.clone()
     }
 }
 

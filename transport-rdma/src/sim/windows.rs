@@ -96,7 +96,7 @@ impl State {
     /// Writes to memory that a queue pair grants its peer.
     pub(super) fn write(&self, qp: u32, to: RemoteRange, bytes: &[u8]) -> Result<(), WcStatus> {
         let (exposed, offset) = self.within(qp, to, bytes.len(), |access| access.write)?;
-        words_of(exposed)?.write(offset, bytes);
+        words_of(exposed)?.write(exposed.begin() + offset, bytes);
         Ok(())
     }
 
@@ -107,7 +107,7 @@ impl State {
             return Err(REM_INV_REQ_ERR);
         }
         let (exposed, offset) = self.within(qp, on, NUMBER, |access| access.atomics)?;
-        let words = words_of(exposed)?;
+        let (words, offset) = (words_of(exposed)?, exposed.begin() + offset);
         let before = words.copy(offset, NUMBER).and_then(|bytes| bytes.try_into().ok());
         let before = u64::from_ne_bytes(before.ok_or(WcStatus::REM_OP_ERR)?);
         std::thread::yield_now();

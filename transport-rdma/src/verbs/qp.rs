@@ -379,15 +379,22 @@ impl QueuePair for VerbsQp {
             return self.expose_in_arena(Exposed::Words(words), access);
         };
         let is_ours = ours.is_of(self.queues.hca()) && ours.allows(access);
-        if !is_ours || words.words().range().is_empty() {
+        if !is_ours || words.range().is_empty() {
             return Err(ExposeError::NotInArena);
         }
         let mut windows = self.posting();
-        let exposure =
-            self.ring.windows().take(Exposed::Words(words), access).ok_or(ExposeError::NoWindow)?;
-        // The words have a region of their own.
-        if let Some(window) = windows.get_mut(exposure.window()) {
-            window.disclose();
+        let exposed = Exposed::Words(Arc::clone(&words));
+        let exposure = self.ring.windows().take(exposed, access).ok_or(ExposeError::NoWindow)?;
+        let Some(window) = windows.get_mut(exposure.window()) else { return Ok(exposure) };
+        // The words have a region of their own, so only a part of them needs another.
+        window.disclose();
+        let hca = self.queues.hca();
+        if hca.has_loose_windows()
+            && words.range() != words.words().range()
+            && let Err(errno) = window.enclose(hca, ours.region(), &exposure)
+        {
+            self.ring.windows().invalidate(&exposure);
+            return Err(ExposeError::Refused(errno));
         }
         Ok(exposure)
     }

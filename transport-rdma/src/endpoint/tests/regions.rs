@@ -2,7 +2,7 @@
 
 use std::sync::atomic::AtomicU64;
 
-use farcall_core::transport::{Atomic, Grant, GrantTerms, Words};
+use farcall_core::transport::{Atomic, Grant, GrantTerms, Registered, Words};
 use tokio::sync::oneshot::error::TryRecvError;
 use tokio::sync::watch;
 
@@ -115,6 +115,73 @@ async fn a_caller_hears_of_a_failed_link() {
     t.fabric.expire();
     t.link().look();
     assert!(tokio::time::timeout(LIMIT, read).await.expect("nobody says so").is_err());
+}
+
+/// Words of this side that its device has registered.
+async fn registered(link: &Arc<dyn Link>, changes: bool) -> (Arc<Vec<AtomicU64>>, Registered) {
+    let words: Arc<Vec<_>> = Arc::new((0..1024).map(|_| AtomicU64::new(0)).collect());
+    let registered = link.clone().register(Arc::clone(&words) as Words, changes).await.unwrap();
+    (words, registered)
+}
+
+fn values(words: &[AtomicU64]) -> Vec<u64> {
+    words.iter().map(|word| word.load(Ordering::Relaxed)).collect()
+}
+
+#[tokio::test]
+async fn words_move_between_both_sides() {
+    let t = Granted::new().await;
+    let (words, ours) = registered(t.link(), true).await;
+    let (in_effect, mut over) = watch::channel(());
+    // All but a word at each end.
+    let moved = t.link().read_granted_into(t.descriptor(), 16, &ours, 8..8184, in_effect).unwrap();
+    tokio::time::timeout(LIMIT, moved).await.expect("nobody says so").unwrap();
+    assert!(tokio::time::timeout(LIMIT, over.changed()).await.expect("it is kept").is_err());
+    assert_eq!(values(&words[..1]), [0]);
+    assert_eq!(values(&words[1..1023]), (2..1024).collect::<Vec<_>>());
+    assert_eq!(values(&words[1023..]), [0]);
+
+    let (in_effect, mut over) = watch::channel(());
+    let moved = t.link().write_granted_from(t.descriptor(), 0, &ours, 80..96, in_effect).unwrap();
+    tokio::time::timeout(LIMIT, moved).await.expect("nobody says so").unwrap();
+    assert!(tokio::time::timeout(LIMIT, over.changed()).await.expect("it is kept").is_err());
+    assert_eq!(values(&t.memory[..3]), [11, 12, 2]);
+}
+
+#[tokio::test]
+async fn words_move_within_their_bounds_and_as_they_were_registered() {
+    let t = Granted::new().await;
+    let (_, ours) = registered(t.link(), false).await;
+    let (_, writable) = registered(t.link(), true).await;
+    let elsewhere = Granted::new().await;
+    let (_, foreign) = registered(elsewhere.link(), true).await;
+    let read = |into, range| {
+        t.link().read_granted_into(t.descriptor(), 0, into, range, watch::channel(()).0).is_some()
+    };
+    let write = |from, range| {
+        t.link().write_granted_from(t.descriptor(), 0, from, range, watch::channel(()).0).is_some()
+    };
+    assert!(read(&writable, 0..8192) && write(&ours, 0..8192));
+    assert!(
+        !read(&ours, 0..8) && t.link().has_registered(&ours, false) && !t.link().has_registered(&ours, true)
+    );
+    assert!(!read(&foreign, 0..8) && !write(&foreign, 0..8) && !t.link().has_registered(&foreign, false));
+    assert!(!read(&writable, 1..8193) && !write(&writable, 1..8193) && !read(&writable, 5..5));
+}
+
+/// Only then can the memory be used for something else.
+#[tokio::test]
+async fn words_of_a_failed_link_are_let_go_when_its_device_does_nothing_more() {
+    let mut t = Granted::new().await;
+    let (_, ours) = registered(t.link(), true).await;
+    t.fabric.set_traffic(false);
+    let (in_effect, mut over) = watch::channel(());
+    let moved = t.link().read_granted_into(t.descriptor(), 0, &ours, 0..80, in_effect).unwrap();
+    assert!(over.has_changed().is_ok());
+    t.fabric.expire();
+    assert!(tokio::time::timeout(LIMIT, moved).await.expect("nobody says so").is_err());
+    t.ends[0].end().await;
+    assert!(tokio::time::timeout(LIMIT, over.changed()).await.expect("it is kept").is_err());
 }
 
 /// The receive that such a WRITE completes still holds an earlier message, maybe another peer's.

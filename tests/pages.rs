@@ -232,7 +232,7 @@ async fn nothing_moves_to_or_from_a_region_that_was_revoked() {
     assert_eq!(loan.reclaim().await, [1; 100]);
 }
 
-/// A page whose reading was given up is used for another one. What was to be there never comes.
+/// A page whose reading was given up is used for another one. Nothing of the first comes later.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bytes_of_a_read_that_was_given_up_do_not_come_late() {
     const LEN: usize = 200_000;

@@ -62,6 +62,8 @@ on_the_simulated_device! {
     words {
         words_are_read_as_they_are_until_the_grant_is_over
         words_beside_a_grant_are_out_of_reach
+        a_part_of_words_has_bounds_of_its_own
+        words_of_this_side_are_read_into_and_written_from
         windows_serve_words_and_messages
         words_of_queue_pairs_that_are_gone_are_free
         empty_words_are_not_exposed

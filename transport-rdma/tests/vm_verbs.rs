@@ -80,6 +80,8 @@ on_the_device! {
     vm_device_says_what_it_can_read_and_expose: windows::device_says_what_it_can_read_and_expose
     vm_words_are_read_as_they_are_until_the_grant_is_over: words::words_are_read_as_they_are_until_the_grant_is_over
     vm_words_beside_a_grant_are_out_of_reach: words::words_beside_a_grant_are_out_of_reach
+    vm_a_part_of_words_has_bounds_of_its_own: words::a_part_of_words_has_bounds_of_its_own
+    vm_words_of_this_side_are_read_into_and_written_from: words::words_of_this_side_are_read_into_and_written_from
     vm_windows_serve_words_and_messages: words::windows_serve_words_and_messages
     vm_words_of_queue_pairs_that_are_gone_are_free: words::words_of_queue_pairs_that_are_gone_are_free
     vm_empty_words_are_not_exposed: words::empty_words_are_not_exposed

@@ -5,9 +5,9 @@
 use std::collections::VecDeque;
 
 use super::awaiting::Begun;
-use super::{Accesses, PIECE};
+use super::owner::failed;
+use super::{Accesses, LocalRange, PIECE};
 use crate::proto::wire::{Granted, Operation, Target};
-use crate::region::{LocalRange, failed};
 use crate::status::{Executed, Status};
 
 /// Pieces that are under way at once: each takes memory of this side for the time.
@@ -35,6 +35,8 @@ impl Accesses {
             // The device of a link that has failed may still write. Fails when it does not.
             let _ = over.changed().await;
         }
+        // Of a transfer that was given up.
+        into.settled(true).await;
         let most = PIECE.min(usize::try_from(self.max_read()).unwrap_or(PIECE));
         let mut begin = 0;
         // With their places in the range.
@@ -73,6 +75,8 @@ impl Accesses {
                 return Ok(());
             }
         }
+        // Of a transfer that was given up.
+        from.settled(false).await;
         let most = self.longest_write();
         let (mut begin, mut started) = (0, 0);
         let mut pieces = VecDeque::with_capacity(AT_ONCE);

@@ -12,6 +12,7 @@ use super::{Accesses, HEAD, MOST, PIECE, exports};
 use crate::memory::{Gauge, Use};
 use crate::payload::{Encoder, MemoryGrant, Payload};
 use crate::proto::wire::{Access, FrameType, Operation, Outcome, Target, WireError};
+use crate::status::{Blame, Code, Executed, Status};
 use crate::transport::words::WORD;
 use crate::transport::{Atomic, BoxFuture, DeviceAtomics, Words};
 
@@ -219,4 +220,21 @@ fn operate_exported(
 
 fn head(outcome: Outcome) -> Bytes {
     BytesMut::from(&[outcome as u8][..]).freeze()
+}
+
+/// Returns the status of an access of the owner that failed.
+pub(crate) fn failed(outcome: Outcome) -> Status {
+    let (code, why) = match outcome {
+        Outcome::OutOfRange => {
+            (Code::OutOfRange, "the access is not within the region, or its number is not at a multiple of 8")
+        }
+        Outcome::NoMemory => (Code::ResourceExhausted, "there is no memory for the copy"),
+        Outcome::Unknown => {
+            let why = "the RDMA device that changes this region's numbers has failed meanwhile; the operation may have been done";
+            let status = Status::new(Code::Unavailable, why).with_blame(Blame::Environment);
+            return status.with_executed(Executed::Maybe);
+        }
+        _ => (Code::FailedPrecondition, "the region was revoked"),
+    };
+    Status::new(code, why).with_blame(Blame::Application).with_executed(Executed::No)
 }

@@ -6,9 +6,8 @@ use bytes::Bytes;
 use tokio::runtime::Handle;
 
 use super::loan::{Lent, Loan};
-use crate::access::{LentMemory, Memory, check_range};
+use crate::access::{LentMemory, LocalRange, Memory, check_range};
 use crate::proto::wire::{Granted, Outcome};
-use crate::region::LocalRange;
 use crate::status::Status;
 use crate::transport::{DirectMemory, Link};
 

@@ -26,8 +26,12 @@
 //! # });
 //! ```
 //!
+//! Either side can use [`Region`](crate::region::Region)s in place of buffers. A server reads into a region of its own by
+//! [`BulkRead::read_into`], and writes from one by [`BulkWrite::write_from`]. A client lends a range of a region by [`BulkRead::of_region`] and
+//! [`BulkWrite::of_region`].
+//!
 //! Only the server starts transfers, and it never holds a key to the client's memory beyond the call. By RDMA it reads and writes memory
-//! in registered buffers (`farcall::buf`) of 16 KiB or more by itself, through a window for that memory on that connection alone. The
+//! in registered buffers (`farcall::buf`) or regions by itself, 16 KiB or more, through a window for that memory on that connection alone. The
 //! client's runtime does all other transfers: by TCP as part of the connection's messages, by RDMA as messages that the reader reads from
 //! the sender's memory.
 //!

@@ -12,12 +12,14 @@ use bytes::Bytes;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::local::OwnDevices;
 use super::numbers::Numbers;
 use super::{RemoteRegion, Rights};
-use crate::access::{self, ExportedMemory, GivenGrant, Memory, Offered, Progress, check_number, check_range};
+use crate::access::{
+    self, ExportedMemory, GivenGrant, Memory, Offered, OwnDevices, Progress, check_number, check_range,
+    failed,
+};
 use crate::proto::wire::Outcome;
-use crate::status::{Blame, Code, Executed, Status};
+use crate::status::Status;
 use crate::sync::{Mutex, rank};
 use crate::transport::{Atomic, DeviceAtomics, Exportable, Words, words};
 
@@ -185,7 +187,7 @@ impl Region {
     ///
     /// - OUT_OF_RANGE, if the offset is no multiple of eight, or the number is not within the region.
     /// - FAILED_PRECONDITION, if the region was revoked.
-    /// - UNAVAILABLE, if the RDMA device has failed meanwhile. The operation [may have been done](Executed::Maybe).
+    /// - UNAVAILABLE, if the RDMA device has failed meanwhile. The operation [may have been done](crate::status::Executed::Maybe).
     ///
     /// # Cancel safety
     ///
@@ -367,23 +369,6 @@ impl ExportedMemory for Shared {
         drop(over);
         Ok(())
     }
-}
-
-/// Returns the status of an access of the owner that failed.
-pub(crate) fn failed(outcome: Outcome) -> Status {
-    let (code, why) = match outcome {
-        Outcome::OutOfRange => {
-            (Code::OutOfRange, "the access is not within the region, or its number is not at a multiple of 8")
-        }
-        Outcome::NoMemory => (Code::ResourceExhausted, "there is no memory for the copy"),
-        Outcome::Unknown => {
-            let why = "the RDMA device that changes this region's numbers has failed meanwhile; the operation may have been done";
-            let status = Status::new(Code::Unavailable, why).with_blame(Blame::Environment);
-            return status.with_executed(Executed::Maybe);
-        }
-        _ => (Code::FailedPrecondition, "the region was revoked"),
-    };
-    Status::new(code, why).with_blame(Blame::Application).with_executed(Executed::No)
 }
 
 #[cfg(test)]

@@ -61,8 +61,6 @@ use std::ops::BitOr;
 use serde::{Deserialize, Serialize};
 
 pub use self::exported::Region;
-pub(crate) use self::exported::failed;
-pub(crate) use self::local::LocalRange;
 pub use self::remote::{RemoteMemory, RemoteRegion};
 pub use crate::transport::Exportable;
 

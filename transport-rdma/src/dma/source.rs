@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use super::words::SharesWords;
 
-/// What a device takes to a peer. Every work request holds its own clone until it has completed.
+/// Bytes that a device takes to a peer. Every work request holds its own clone until it has completed.
 #[derive(Clone)]
 pub enum Source {
     /// Bytes that nobody changes.

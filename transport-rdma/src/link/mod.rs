@@ -5,6 +5,7 @@ mod bootstrap;
 mod credit;
 mod expose;
 mod grant;
+mod granted;
 mod handover;
 mod lending;
 mod receive;

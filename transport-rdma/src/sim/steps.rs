@@ -170,7 +170,7 @@ impl State {
             (Request::Send { parts, solicited }, Some(peer)) => (self.land(peer, parts), *solicited),
             (Request::Read { len, from, .. }, Some(peer)) => (self.ask(peer, *from, *len), false),
             (Request::Write { from, to }, Some(peer)) => {
-                // What the words are when the device gets to them.
+                // As the words are when the device gets to them.
                 let bytes = from.bytes().unwrap_or_default();
                 (self.write(peer, *to, &bytes).and_then(|()| self.announce(peer, bytes.len())), false)
             }

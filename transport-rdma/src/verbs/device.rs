@@ -210,7 +210,9 @@ impl Hca {
     /// Takes out the region of a mapping. Nothing uses the memory, so no request and no window refers to the region.
     fn unregister(&self, mapping: &Arc<Mapping>) -> Option<Region> {
         let mut regions = self.regions.write().unwrap_or_else(PoisonError::into_inner);
-        let place = regions.iter().position(|region| region.memory.is(mapping))?;
+        let place = regions
+            .iter()
+            .position(|region| region.memory.as_ref().is_some_and(|memory| memory.is(mapping)))?;
         Some(regions.remove(place))
     }
 }
@@ -282,7 +284,8 @@ pub(super) struct Region {
     range: Range<usize>,
     access: c_int,
     pub(super) lkey: u32,
-    memory: Pinned,
+    /// `None`: another keeps it.
+    memory: Option<Pinned>,
 }
 
 // SAFETY: the library allows its objects to be used and destroyed on any thread.
@@ -317,12 +320,17 @@ impl Region {
         let raw = NonNull::new(raw).ok_or_else(last_errno)?;
         // SAFETY: a region that the library has just made.
         let lkey = unsafe { raw.as_ref() }.lkey;
-        Ok(Self { raw, verbs, range, access, lkey, memory })
+        Ok(Self { raw, verbs, range, access, lkey, memory: Some(memory) })
     }
 
-    /// A region of these bytes of an arena alone. A system call, and the kernel pins the pages once more.
+    /// A region of these bytes alone. A system call, and the kernel pins the pages once more.
     pub(super) fn of_part(&self, hca: &Hca, range: Range<usize>) -> Result<Self, i32> {
-        Self::new(hca, self.memory.clone(), range, ARENA_ACCESS)
+        let Some(memory) = self.memory.clone() else { return Err(libc::EINVAL) };
+        let mut region = Self::new(hca, memory, range, self.access)?;
+        // Words are kept by the exposure for which this is. Without its window nobody reads or writes by this region, so it may be there
+        // for longer than the words, which their owner wants back.
+        region.memory.take_if(|memory| matches!(memory, Pinned::Words { .. }));
+        Ok(region)
     }
 
     pub(super) fn as_ptr(&self) -> *mut ibv_mr {

@@ -224,6 +224,109 @@ pub(crate) fn words_beside_a_grant_are_out_of_reach(machine: Machine) {
     }
 }
 
+/// All of a [`Part`], secrets included.
+struct Whole(Arc<Part>);
+
+impl AsRef<[AtomicU64]> for Whole {
+    fn as_ref(&self) -> &[AtomicU64] {
+        &self.0.0
+    }
+}
+
+impl Exportable for Whole {}
+
+/// The part without the secrets, of words that are registered with them.
+#[derive(Debug)]
+struct Inner {
+    all: Arc<RegisteredWords>,
+    range: std::ops::Range<usize>,
+}
+
+impl SharesWords for Inner {
+    fn words(&self) -> &RegisteredWords {
+        &self.all
+    }
+
+    fn range(&self) -> std::ops::Range<usize> {
+        self.range.clone()
+    }
+}
+
+/// The device knows the secrets' memory, too. The peer gets at the exposed part, and at nothing beside it.
+pub(crate) fn a_part_of_words_has_bounds_of_its_own(machine: Machine) {
+    const LEN: usize = 8 * (WORDS + 5);
+    let arena = machine.device.add_arena(1 << 20).unwrap();
+    let registered = || {
+        let part = Part::new(WORDS + 5);
+        let all = machine.device.add_words(Arc::new(Whole(Arc::clone(&part))), true).unwrap();
+        (part, Arc::new(all))
+    };
+    let granted = |owner: &End, part: &Part, all: &Arc<RegisteredWords>, access| {
+        let start = part.words().as_ptr() as usize;
+        let inner = Inner { all: Arc::clone(all), range: start..start + LEN };
+        owner.bind(owner.qp.expose_words(Arc::new(inner), access).unwrap())
+    };
+    let (part, all) = registered();
+    let (peer, owner) = pair(&machine);
+    let exposure = granted(&owner, &part, &all, BOTH);
+    assert_eq!((exposure.addr(), exposure.len()), (part.words().as_ptr() as u64, LEN));
+    let (result, read) = peer.read(&arena, at(&exposure), LEN);
+    assert!(result == Ok(()) && read[..] == part.bytes());
+    let last = RemoteRange { addr: exposure.addr() + LEN as u64 - 3, rkey: exposure.rkey() };
+    assert_eq!(peer.write(value(&arena, 3, 7), last), Ok(()));
+    assert!(part.bytes()[LEN - 3..] == [7; 3]);
+    owner.revoke(exposure);
+    let weak = Arc::downgrade(&part);
+    drop((part, all));
+    assert_eq!(weak.strong_count(), 0, "the window keeps words that nobody can use by it");
+
+    let (part, all) = registered();
+    for (offset, count) in beside(LEN) {
+        let (peer, owner) = pair(&machine);
+        let exposure = granted(&owner, &part, &all, RemoteAccess::READ);
+        let addr = exposure.addr().wrapping_add_signed(offset);
+        peer.read_in_vain(&arena, RemoteRange { addr, rkey: exposure.rkey() }, count);
+        let (peer, owner) = pair(&machine);
+        let exposure = granted(&owner, &part, &all, WRITE);
+        let to = RemoteRange { addr: exposure.addr().wrapping_add_signed(offset), rkey: exposure.rkey() };
+        let written = peer.write(value(&arena, count, 0xee), to);
+        assert_eq!(written, Err(WcStatus::REM_ACCESS_ERR), "{count} bytes at {offset}");
+        part.is_alone();
+    }
+}
+
+/// Other memory of the application is a target and a source like that of an arena, as it was registered.
+pub(crate) fn words_of_this_side_are_read_into_and_written_from(machine: Machine) {
+    let (part, theirs) = (Part::new(WORDS), Part::new(WORDS));
+    let (near, far) = pair(&machine);
+    let exposure = far.grant_words_for(&machine, Arc::clone(&theirs) as Words, BOTH);
+    let ours = Arc::new(machine.device.add_words(Arc::clone(&part) as Words, true).unwrap());
+    part.words().iter().for_each(|word| word.store(5, Ordering::Relaxed));
+    let into = ReadTarget::within(Arc::clone(&ours) as Arc<dyn SharesWords>);
+    near.post([Work::Read { into, at: 24, len: 16, from: at(&exposure), tag: 3 }]);
+    assert!(matches!(near.poll(Cq::Send, 1)[..], [Completion::Moved { tag: 3, .. }]));
+    let values: Vec<_> = part.words()[..6].iter().map(|word| word.load(Ordering::Relaxed)).collect();
+    assert_eq!(values, [5, 5, 5, 0, 1, 5]);
+    let from = Source::Words(Arc::clone(&ours) as Arc<dyn SharesWords>, 8 * 4..8 * WORDS);
+    near.post([Work::Write { from, to: at(&exposure), tag: 4 }]);
+    assert!(matches!(near.poll(Cq::Send, 1)[..], [Completion::Moved { tag: 4, .. }]));
+    assert!(theirs.bytes()[..8 * (WORDS - 4)] == part.bytes()[32..]);
+    part.is_alone();
+    theirs.is_alone();
+
+    let refused = |work| near.qp.post(&mut [work].into()).unwrap_err();
+    let into = ReadTarget::within(Arc::clone(&ours) as Arc<dyn SharesWords>);
+    let read = Work::Read { into, at: PAGE - 8, len: 9, from: at(&exposure), tag: 5 };
+    assert_eq!(refused(read), PostError::OutOfBounds);
+    let from = Source::Words(Arc::clone(&ours) as Arc<dyn SharesWords>, 8..PAGE + 1);
+    assert_eq!(refused(Work::Write { from, to: at(&exposure), tag: 6 }), PostError::OutOfBounds);
+    // Registered to be read only.
+    let fixed: Arc<dyn SharesWords> = Arc::new(machine.device.add_words(part as Words, false).unwrap());
+    let into = ReadTarget::within(fixed);
+    let read = Work::Read { into, at: 0, len: 8, from: at(&exposure), tag: 7 };
+    assert_eq!(refused(read), PostError::NotRegistered);
+}
+
 /// A window serves words and messages by turns, and each exposure has its own bounds.
 pub(crate) fn windows_serve_words_and_messages(machine: Machine) {
     let arena = machine.device.add_arena(1 << 20).unwrap();

@@ -48,7 +48,7 @@ pub(crate) enum Kept {
     Invalidate(Exposure),
     /// Where a READ writes.
     ReadTarget(Arc<ReadTarget>, u64),
-    /// What a WRITE takes to the peer; empty if the device copied it when it was posted.
+    /// The memory that a WRITE takes to the peer; empty if the device copied it when it was posted.
     Source(Source, u64),
     Marker,
 }

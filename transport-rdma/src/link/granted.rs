@@ -1,0 +1,116 @@
+//! Memory of the peer that this side uses by itself: regions and loans, as far as the peer has granted them.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use farcall_core::transport::{Atomic, Direction, Registered};
+use tokio::sync::{oneshot, watch};
+
+use super::LinkCore;
+use super::grant::GrantedRange;
+use super::transfers::{Local, Purpose};
+use crate::device::{NUMBER, ReadTarget, SharesWords, Source};
+use crate::resources::InUse;
+
+impl LinkCore {
+    /// See [`farcall_core::transport::Link::read_granted`].
+    pub(crate) fn read_granted(
+        self: &Arc<Self>,
+        descriptor: Bytes,
+        offset: usize,
+        len: usize,
+    ) -> Option<oneshot::Receiver<Bytes>> {
+        let remote = GrantedRange::decode(&descriptor)?.part(offset, len).filter(|_| len > 0)?;
+        let into = Local::Into(self.resources.rendezvous_pool.target(len)?);
+        let (reader, read) = oneshot::channel();
+        let purpose = Purpose::Read { reader, _descriptor: descriptor };
+        self.use_region(purpose, into, 0, remote, len).then_some(read)
+    }
+
+    /// See [`farcall_core::transport::Link::read_granted_into`].
+    pub(crate) fn read_granted_into(
+        self: &Arc<Self>,
+        descriptor: Bytes,
+        offset: usize,
+        into: &Registered,
+        range: Range<usize>,
+        in_effect: watch::Sender<()>,
+    ) -> Option<oneshot::Receiver<()>> {
+        let remote = GrantedRange::decode(&descriptor)?.part(offset, range.len())?;
+        let into = ReadTarget::within(Arc::new(InUse::new(self.own_words(into, true)?, in_effect)));
+        into.address(range.start, range.len()).filter(|_| !range.is_empty())?;
+        let (mover, moved) = oneshot::channel();
+        let purpose = Purpose::Move { mover, _descriptor: descriptor };
+        self.use_region(purpose, Local::Into(into), range.start, remote, range.len()).then_some(moved)
+    }
+
+    /// See [`farcall_core::transport::Link::write_granted_from`].
+    pub(crate) fn write_granted_from(
+        self: &Arc<Self>,
+        descriptor: Bytes,
+        offset: usize,
+        from: &Registered,
+        range: Range<usize>,
+        in_effect: watch::Sender<()>,
+    ) -> Option<oneshot::Receiver<()>> {
+        let len = range.len();
+        let remote = GrantedRange::decode(&descriptor)?.part(offset, len).filter(|_| len > 0)?;
+        let from = Source::Words(Arc::new(InUse::new(self.own_words(from, false)?, in_effect)), range);
+        from.address()?;
+        let (mover, moved) = oneshot::channel();
+        self.sent.fetch_add(len as u64, Ordering::Relaxed);
+        let purpose = Purpose::Move { mover, _descriptor: descriptor };
+        self.use_region(purpose, Local::From(from), 0, remote, len).then_some(moved)
+    }
+
+    /// Returns memory of the application, if this link's device has registered it, so that it may change it if it must.
+    pub(crate) fn own_words(&self, registered: &Registered, changes: bool) -> Option<Arc<dyn SharesWords>> {
+        self.resources.registrations.own(registered, changes)
+    }
+
+    /// See [`farcall_core::transport::Link::change_granted`].
+    pub(crate) fn change_granted(
+        self: &Arc<Self>,
+        descriptor: Bytes,
+        offset: usize,
+        atomic: Atomic,
+    ) -> Option<oneshot::Receiver<u64>> {
+        if !offset.is_multiple_of(NUMBER) || self.resources.own_atomics.device().is_none() {
+            return None;
+        }
+        let on = GrantedRange::decode(&descriptor)?.part(offset, NUMBER)?;
+        let local = Local::Changed(self.resources.rendezvous_pool.target(NUMBER)?, atomic);
+        let (changer, changed) = oneshot::channel();
+        let purpose = Purpose::Change { changer, _descriptor: descriptor };
+        self.use_region(purpose, local, 0, on, NUMBER).then_some(changed)
+    }
+
+    /// See [`farcall_core::transport::Link::write_granted`].
+    pub(crate) fn write_granted(
+        self: &Arc<Self>,
+        descriptor: Bytes,
+        offset: usize,
+        bytes: Bytes,
+    ) -> Option<oneshot::Receiver<()>> {
+        let len = bytes.len();
+        let remote = GrantedRange::decode(&descriptor)?.part(offset, len).filter(|_| len > 0)?;
+        let pool = &self.resources.rendezvous_pool;
+        let is_inline = len <= self.sending().inline;
+        let bytes = if is_inline || pool.contains(&bytes) {
+            bytes
+        } else if let Some(mut extent) = pool.take(Direction::Request, len) {
+            extent[..len].copy_from_slice(&bytes);
+            self.copied.fetch_add(len as u64, Ordering::Relaxed);
+            extent.freeze(0..len)
+        } else {
+            pool.grow(Direction::Request, len, None);
+            return None;
+        };
+        let (mover, moved) = oneshot::channel();
+        self.sent.fetch_add(len as u64, Ordering::Relaxed);
+        let purpose = Purpose::Move { mover, _descriptor: descriptor };
+        self.use_region(purpose, Local::From(bytes.into()), 0, remote, len).then_some(moved)
+    }
+}

@@ -120,7 +120,8 @@ impl Accesses {
     pub(super) fn offer(&self, memory: &dyn LentMemory) -> Option<Offer> {
         let (epoch, link) = self.sender.upgraded_in_epoch().filter(|_| self.loan_grants())?;
         let (end, in_effect) = watch::channel(());
-        let Grant { descriptor, hold } = link.grant_loan(&|| memory.shared(&link, &self.runtime), end)?;
+        let Grant { descriptor, hold } =
+            link.grant_loan(memory.len(), &|| memory.shared(&link, &self.runtime), end)?;
         self.given.lock().add(InEffect { epoch, end: in_effect.clone() });
         Some(Offer { granted: Granted { epoch, rights: memory.right(), descriptor }, hold, in_effect })
     }

@@ -21,6 +21,9 @@ pub(crate) trait LentMemory: Memory {
     /// Returns the number, by which the server names it.
     fn number(&self) -> u64;
 
+    /// Returns its length, in bytes.
+    fn len(&self) -> usize;
+
     /// Notes that a call lends it. Returns false if it can't be lent any more.
     fn begin(&self) -> bool;
 

@@ -1,40 +1,53 @@
 //! This side's end of a transfer: a range of a region of this process.
 
+#[cfg(test)]
+mod tests;
+
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::owner::failed;
 use crate::proto::wire::Outcome;
 use crate::status::Status;
-use crate::transport::{Link, Registered, Words, words};
+use crate::transport::{DeviceId, Link, Registered, Words, words};
+
+/// How long a device is not asked again that could not register a region.
+const REFUSAL: Duration = Duration::from_secs(30);
 
 /// Memory of this process that transfers use: a region.
-pub(crate) trait OwnMemory: fmt::Debug + Send + Sync {
+pub(crate) trait LocalMemory: fmt::Debug + Send + Sync {
     /// Returns the words, unless the region was revoked.
     fn words(&self) -> Result<Words, Outcome>;
 
-    /// Uses what devices have of it, unless it was revoked.
-    fn with_devices(&self, using: &mut dyn FnMut(&mut OwnDevices));
+    /// Changes the state of its transfers, unless the region was revoked.
+    fn with_transfers(&self, change: &mut dyn FnMut(&mut Transfers));
 }
 
-/// The devices that have registered a region for its owner.
+/// The transfers of a region, and the devices that can do them.
 #[derive(Default)]
-pub(crate) struct OwnDevices {
-    registered: Vec<Registered>,
-    /// Whether a device could not, because of the limit on locked memory, for example. It is not asked again.
-    is_refused: bool,
-    /// Whether a device is registering it for a later call.
-    is_under_way: bool,
-    /// The transfers that devices do, also those whose futures were dropped.
-    under_way: Vec<UnderWay>,
+pub(crate) struct Transfers {
+    devices: Vec<(DeviceId, Registering)>,
+    /// Those that have begun or wait, in this order, also if their futures were dropped.
+    entered: Vec<Entered>,
 }
 
-/// A transfer that a device does.
-struct UnderWay {
+/// The state of a region at a device.
+enum Registering {
+    /// The device registers it. Closed when that is over.
+    Asked(watch::Receiver<()>),
+    Done(Arc<dyn Registered>),
+    /// The device could not, at this time: because of the limit on locked memory, for example.
+    Refused(Instant),
+}
+
+/// A transfer.
+struct Entered {
     range: Range<usize>,
     /// Whether it changes the region.
     changes: bool,
@@ -42,47 +55,59 @@ struct UnderWay {
     over: watch::Receiver<()>,
 }
 
-impl UnderWay {
-    /// Whether the transfer and a use of this range get in each other's way.
-    fn is_in_the_way(&self, range: &Range<usize>, changes: bool) -> bool {
-        let overlaps = self.range.start < range.end && range.start < self.range.end;
-        overlaps && (self.changes || changes) && self.over.has_changed().is_ok()
+impl Transfers {
+    /// Returns the region's state at a device, if it has one.
+    fn at(&mut self, device: DeviceId) -> Option<&Registering> {
+        self.devices.retain(|(_, state)| match state {
+            // Closed without a result, if its runtime has ended.
+            Registering::Asked(asked) => asked.has_changed().is_ok(),
+            Registering::Done(registered) => !registered.is_over(),
+            Registering::Refused(at) => at.elapsed() < REFUSAL,
+        });
+        self.devices.iter().find(|(of, _)| *of == device).map(|(_, state)| state)
+    }
+
+    fn set(&mut self, device: DeviceId, state: Registering) {
+        self.devices.retain(|(of, _)| *of != device);
+        self.devices.push((device, state));
+    }
+
+    /// Returns what is closed when the transfers are over that a use of this range, which `changes` it, has to wait for.
+    fn before(&self, range: &Range<usize>, changes: bool) -> Vec<watch::Receiver<()>> {
+        let is_before = |transfer: &&Entered| {
+            let overlaps = transfer.range.start < range.end && range.start < transfer.range.end;
+            overlaps && (transfer.changes || changes)
+        };
+        self.entered.iter().filter(is_before).map(|transfer| transfer.over.clone()).collect()
+    }
+
+    fn enter(&mut self, transfer: Entered) -> Vec<watch::Receiver<()>> {
+        self.entered.retain(|transfer| transfer.over.has_changed().is_ok());
+        let before = self.before(&transfer.range, transfer.changes);
+        self.entered.push(transfer);
+        before
     }
 }
 
-impl OwnDevices {
-    /// Returns the region as this link's device has registered it, if it has.
-    fn find(&self, link: &Arc<dyn Link>, changes: bool) -> Option<Registered> {
-        self.registered.iter().find(|memory| link.has_registered(memory, changes)).cloned()
-    }
-
-    /// Returns what is closed when a transfer is over that a use of this range would get in the way of, if there is one.
-    fn in_the_way(&self, range: &Range<usize>, changes: bool) -> Option<watch::Receiver<()>> {
-        let transfer = self.under_way.iter().find(|transfer| transfer.is_in_the_way(range, changes));
-        transfer.map(|transfer| transfer.over.clone())
-    }
+/// The answer to the question whether a device can use a region.
+enum Answer {
+    Yes(Arc<dyn Registered>),
+    No,
+    /// It is known when this is closed.
+    Later(watch::Receiver<()>),
 }
 
 /// A range of a region of this process. Bytes move there, or from there.
 #[derive(Clone, Debug)]
 pub(crate) struct LocalRange {
-    memory: Arc<dyn OwnMemory>,
+    memory: Arc<dyn LocalMemory>,
     range: Range<usize>,
 }
 
 impl LocalRange {
     /// Returns a range, which must be within the memory.
-    pub(crate) fn new(memory: Arc<dyn OwnMemory>, range: Range<usize>) -> Self {
+    pub(crate) fn new(memory: Arc<dyn LocalMemory>, range: Range<usize>) -> Self {
         Self { memory, range }
-    }
-
-    /// Checks that the region was not revoked.
-    ///
-    /// # Errors
-    ///
-    /// FAILED_PRECONDITION, if it was.
-    pub(crate) fn check(&self) -> Result<(), Status> {
-        self.words().map(drop)
     }
 
     /// Returns the range's length, in bytes.
@@ -93,6 +118,23 @@ impl LocalRange {
     /// Returns the range in the region.
     pub(crate) fn range(&self) -> Range<usize> {
         self.range.clone()
+    }
+
+    /// Returns the range in parts of so many bytes, each with where it begins in this.
+    pub(crate) fn parts(&self, most: usize) -> impl Iterator<Item = (usize, Self)> + Send + use<> {
+        let (memory, Range { start, end }) = (self.memory.clone(), self.range());
+        (start..end).step_by(most).map(move |at| {
+            (at - start, Self { memory: memory.clone(), range: at..end.min(at.saturating_add(most)) })
+        })
+    }
+
+    /// Checks that the region was not revoked.
+    ///
+    /// # Errors
+    ///
+    /// FAILED_PRECONDITION, if it was.
+    pub(crate) fn check(&self) -> Result<(), Status> {
+        self.memory.words().map(drop).map_err(failed)
     }
 
     /// Returns a copy of a part. Fails if the region was revoked, or if there is no memory for the copy.
@@ -107,8 +149,8 @@ impl LocalRange {
         Ok(())
     }
 
-    /// Returns the region as this link's device has it. The first time waits until it has registered the region, which takes the longer
-    /// the more memory that is. `None`: it can't.
+    /// Returns the region as this link's device has it. The first time waits until the device has registered all of the region, which
+    /// goes on if the future is dropped. `None`: the device can't.
     ///
     /// # Errors
     ///
@@ -116,81 +158,103 @@ impl LocalRange {
     pub(crate) async fn registered(
         &self,
         link: &Arc<dyn Link>,
-        changes: bool,
-    ) -> Result<Option<Registered>, Status> {
-        let memory = self.words()?;
-        match self.own(|own| (own.find(link, changes), own.is_refused)) {
-            Some((None, false)) => {}
-            Some((registered, _)) => return Ok(registered),
-            None => return Ok(None),
+        runtime: &Handle,
+    ) -> Result<Option<Arc<dyn Registered>>, Status> {
+        loop {
+            match self.ask(link, runtime).map_err(failed)? {
+                Answer::Yes(registered) => return Ok(Some(registered)),
+                Answer::No => return Ok(None),
+                Answer::Later(mut asked) => {
+                    // Fails when it is known.
+                    let _ = asked.changed().await;
+                }
+            }
         }
-        let registered = link.clone().register(memory, changes).await;
-        self.own(|own| match &registered {
-            // Another transfer may have been as fast.
-            Some(memory) if own.find(link, changes).is_none() => own.registered.push(memory.clone()),
-            Some(_) => {}
-            None => own.is_refused = true,
-        });
-        Ok(registered)
     }
 
-    /// Returns the region as this link's device has it. `None`: it does not have it, and registers it for later if it can.
+    /// Returns the region as this link's device has it. `None`: the device does not have it, and registers it for later if it can.
     pub(crate) fn registered_already(
         &self,
         link: &Arc<dyn Link>,
-        changes: bool,
         runtime: &Handle,
-    ) -> Option<Registered> {
-        let (registered, begins) = self.own(|own| {
-            let registered = own.find(link, changes);
-            let begins = registered.is_none() && !own.is_refused && !own.is_under_way;
-            own.is_under_way |= begins;
-            (registered, begins)
+    ) -> Option<Arc<dyn Registered>> {
+        match self.ask(link, runtime) {
+            Ok(Answer::Yes(registered)) => Some(registered),
+            Ok(Answer::No | Answer::Later(_)) | Err(_) => None,
+        }
+    }
+
+    /// Asks for the region at this link's device. The first time has the device register it, in a task of its own.
+    fn ask(&self, link: &Arc<dyn Link>, runtime: &Handle) -> Result<Answer, Outcome> {
+        let Some(device) = link.registrar() else { return Ok(Answer::No) };
+        let words = self.memory.words()?;
+        let mut begun = None;
+        let answer = self.change(|transfers| match transfers.at(device) {
+            Some(Registering::Done(registered)) => Answer::Yes(registered.clone()),
+            Some(Registering::Refused(_)) => Answer::No,
+            Some(Registering::Asked(asked)) => Answer::Later(asked.clone()),
+            None => {
+                let (sender, asked) = watch::channel(());
+                begun = Some(sender);
+                transfers.set(device, Registering::Asked(asked.clone()));
+                Answer::Later(asked)
+            }
         })?;
-        if begins {
+        if let Some(asked) = begun {
             let (this, link) = (self.clone(), link.clone());
             runtime.spawn(async move {
-                // If the region is revoked meanwhile, nobody needs it.
-                let _ = this.registered(&link, changes).await;
-                this.own(|own| own.is_under_way = false);
+                let state = match link.register(words).await {
+                    Some(registered) => Registering::Done(registered),
+                    None => Registering::Refused(Instant::now()),
+                };
+                // If the region was revoked meanwhile, nobody needs it.
+                let _ = this.change(move |transfers| transfers.set(device, state));
+                drop(asked);
             });
         }
-        registered
+        Ok(answer)
     }
 
-    /// Waits until no device does a transfer that a use of the range, which `changes` it, would get in the way of.
-    pub(crate) async fn settled(&self, changes: bool) {
-        while let Some(Some(mut over)) = self.own(|own| own.in_the_way(&self.range, changes)) {
-            // Fails when the transfer is over.
-            let _ = over.changed().await;
-        }
+    /// Waits for the transfers that have begun by now, as far as a use of the range, which changes it, would get in their way.
+    ///
+    /// # Errors
+    ///
+    /// FAILED_PRECONDITION, if the region was revoked.
+    pub(crate) async fn settled(&self) -> Result<(), Status> {
+        over(self.change(|transfers| transfers.before(&self.range, true)).map_err(failed)?).await;
+        Ok(())
     }
 
-    /// Begins a transfer by a device, which `changes` the region, when those before it are out of the way. Returns what the device drops
-    /// when the transfer is over, and what is closed then.
-    pub(crate) async fn begin(&self, changes: bool) -> (watch::Sender<()>, watch::Receiver<()>) {
-        let (sender, over) = watch::channel(());
-        while let Some(Some(mut earlier)) = self.own(|own| {
-            let earlier = own.in_the_way(&self.range, changes);
-            if earlier.is_none() {
-                own.under_way.retain(|transfer| transfer.over.has_changed().is_ok());
-                own.under_way.push(UnderWay { range: self.range(), changes, over: over.clone() });
-            }
-            earlier
-        }) {
-            let _ = earlier.changed().await;
-        }
-        (sender, over)
+    /// Waits for this range's turn in a transfer, which `changes` it. Transfers that would get in each other's way have their turns in
+    /// the order of this call. The turn ends when the sender is dropped, which closes the receiver.
+    ///
+    /// # Errors
+    ///
+    /// FAILED_PRECONDITION, if the region was revoked.
+    pub(crate) async fn turn(
+        &self,
+        changes: bool,
+    ) -> Result<(watch::Sender<()>, watch::Receiver<()>), Status> {
+        let (sender, is_over) = watch::channel(());
+        let entered = Entered { range: self.range(), changes, over: is_over.clone() };
+        over(self.change(|transfers| transfers.enter(entered)).map_err(failed)?).await;
+        self.check()?;
+        Ok((sender, is_over))
     }
 
-    fn words(&self) -> Result<Words, Status> {
-        self.memory.words().map_err(failed)
+    fn change<R>(&self, change: impl FnOnce(&mut Transfers) -> R) -> Result<R, Outcome> {
+        let (mut change, mut changed) = (Some(change), None);
+        self.memory.with_transfers(&mut |transfers| {
+            changed = change.take().map(|change| change(transfers));
+        });
+        changed.ok_or(Outcome::Gone)
     }
+}
 
-    /// Uses what devices have of the memory, unless it was revoked.
-    fn own<R>(&self, using: impl FnOnce(&mut OwnDevices) -> R) -> Option<R> {
-        let (mut using, mut used) = (Some(using), None);
-        self.memory.with_devices(&mut |own| used = using.take().map(|using| using(own)));
-        used
+/// Waits until these transfers are over.
+async fn over(transfers: Vec<watch::Receiver<()>>) {
+    for mut transfer in transfers {
+        // Fails when it is over.
+        let _ = transfer.changed().await;
     }
 }

@@ -28,7 +28,7 @@ pub(crate) use self::giving::GivenGrant;
 use self::giving::GivenGrants;
 use self::lending::OnLoan;
 pub(crate) use self::lending::{Lending, LentMemory, Used};
-pub(crate) use self::local::{LocalRange, OwnDevices, OwnMemory};
+pub(crate) use self::local::{LocalMemory, LocalRange, Transfers};
 pub(crate) use self::owner::{ExportedMemory, Memory, Offered, Progress, failed};
 pub(crate) use self::ranges::{check_number, check_range, range};
 use self::taking::TakenGrants;
@@ -250,12 +250,28 @@ impl Accesses {
         operation: Operation,
         len: RangeInclusive<usize>,
     ) -> Result<oneshot::Receiver<Result<Accessed, Status>>, Status> {
+        let permit = self.permit().await?;
+        self.start_with(permit, target, offset, operation, len)
+    }
+
+    /// Waits until there is room for another access.
+    async fn permit(&self) -> Result<OwnedSemaphorePermit, Status> {
         if !self.agreed() {
             return Err(too_old());
         }
         // The semaphore is never closed.
-        let permit = self.permits.clone().acquire_owned().await;
-        let _permit = permit.map_err(|_| self.ended(Executed::No))?;
+        self.permits.clone().acquire_owned().await.map_err(|_| self.ended(Executed::No))
+    }
+
+    /// Sends an ACCESS, for which there is room.
+    fn start_with(
+        &self,
+        _permit: OwnedSemaphorePermit,
+        target: Target,
+        offset: u64,
+        operation: Operation,
+        len: RangeInclusive<usize>,
+    ) -> Result<oneshot::Receiver<Result<Accessed, Status>>, Status> {
         let (sender, receiver) = oneshot::channel();
         let number = self.begin(Waiting { len, outcome: sender, _permit })?;
         let access = Access { target, offset, operation };
@@ -323,7 +339,7 @@ impl Accesses {
         let (code, why) = match (outcome, target) {
             (Outcome::Done, _) => return Ok(bytes),
             (Outcome::Gone, Target::Loan { .. }) => {
-                (Code::Cancelled, "the loan has ended, because its call has ended")
+                (Code::Cancelled, "the loan has ended: its call has ended, or its region was revoked")
             }
             (Outcome::Gone, Target::Region { .. }) => {
                 (Code::NotFound, "the peer exports no such region: it was revoked, or has expired")

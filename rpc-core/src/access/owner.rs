@@ -8,6 +8,7 @@ use bytes::{Bytes, BytesMut};
 use tokio::sync::watch;
 
 use super::giving::GivenGrant;
+use super::lending::OnLoan;
 use super::{Accesses, HEAD, MOST, PIECE, exports};
 use crate::memory::{Gauge, Use};
 use crate::payload::{Encoder, MemoryGrant, Payload};
@@ -178,11 +179,29 @@ impl Accesses {
         match target {
             Target::Loan { call, number } => {
                 let loan = self.lent.lock().get(&(call, number)).cloned().ok_or(Outcome::Gone)?;
-                loan.access(|memory| operate(memory, offset, operation)).map(Progress::Done)
+                match operation {
+                    Operation::Read(len) => read_loan(&loan, offset, len as usize),
+                    operation => loan.access(|memory| operate(memory, offset, operation)),
+                }
+                .map(Progress::Done)
             }
             Target::Region { number, key } => {
                 operate_exported(exports::find(number, key).ok_or(Outcome::Gone)?, offset, operation)
             }
+        }
+    }
+}
+
+/// Reads memory that is lent. The end of the loan waits for one piece at most.
+fn read_loan(loan: &OnLoan, offset: usize, len: usize) -> Result<Payload, Outcome> {
+    let (mut bytes, mut begin) = (Encoder::new(), 0);
+    loop {
+        let piece = PIECE.min(len - begin);
+        let read = loan.access(|memory| memory.read(offset.saturating_add(begin), piece))?;
+        read.iter().for_each(|piece| bytes.put_bytes(piece));
+        begin += piece;
+        if begin == len {
+            return Ok(bytes.finish());
         }
     }
 }

@@ -48,14 +48,20 @@ impl BulkRead {
 
     /// Lends a range of a region of this process. Others may read and change the region meanwhile.
     ///
-    /// By RDMA the server reads 16 KiB or more by itself, without a copy. The device has to register the whole region before, and does so
-    /// when it is lent first. Until then the server reads by messages. The region stays registered, and counts against the
-    /// limit on locked memory, until it is revoked. [`Region::revoke`] waits for the calls that lend it.
+    /// By RDMA the server reads 16 KiB or more by itself, without a copy. For that the device registers the whole region when such a range
+    /// is lent first, and the server reads by messages until it has. The region stays registered until it is revoked, and counts against
+    /// the limit on locked memory. If the device can't register it, the server goes on to read by messages.
+    ///
+    /// [Reclaim](Loan::reclaim) the loan of a call that was given up before you use the range for something else. If a transfer of the range
+    /// was given up, await [`Region::settled`] before you lend it.
+    ///
+    /// A server that reads by messages is refused with CANCELLED when the region was revoked. One that reads by itself can go on until the
+    /// call ends, and [`Region::revoke`] waits for that.
     ///
     /// # Errors
     ///
     /// - OUT_OF_RANGE, if the range is not within the region.
-    /// - FAILED_PRECONDITION, if the region was revoked. If it is revoked later, accesses of the server fail CANCELLED.
+    /// - FAILED_PRECONDITION, if the region was revoked.
     ///
     /// ```
     /// # mod farcall { pub use farcall_core::{bulk::BulkRead, region, status::Status}; }
@@ -109,15 +115,19 @@ impl BulkRead {
     }
 
     /// Server: reads a range of the client's memory into a region of its own, from a place on. A page cache fills its pages like this.
+    /// The range may be of any length.
     ///
-    /// By RDMA the bytes go straight to the region, without a copy. The first time a device is used so it has to register the whole region,
-    /// which is waited for. The region stays registered, and counts against the limit on locked memory, until it is
-    /// [revoked](Region::revoke). If the device can't register it, or no RDMA is there, the bytes come by messages and are copied, up to
-    /// 4 MiB at a time. The range may be of any length.
+    /// By RDMA the bytes go straight to the region, without a copy. The first transfer by a device waits until that has registered the
+    /// whole region. The region stays registered until it is revoked, and counts against the limit on locked memory. The bytes come by
+    /// messages, and are copied, if the device can't register the region, or the client's memory is not such that it can be read. That
+    /// takes up to 4 MiB beside the region.
+    ///
+    /// Transfers of one region that would get in each other's way take turns, in the order in which they were begun.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, some of the bytes may be in the region, or get there later. [`Region::revoke`] waits for that.
+    /// If the future is dropped, some of the bytes may be in the region, or get there later. Await [`Region::settled`] before you use the
+    /// range for something else.
     ///
     /// # Errors
     ///
@@ -166,8 +176,16 @@ impl BulkWrite {
         (Self { memory: Handle::Lender(Arc::new(Writable(lent)), len) }, loan)
     }
 
-    /// Lends a range of a region of this process. Others may read and change the region meanwhile. By RDMA the server writes 16 KiB or
-    /// more by itself: see [`BulkRead::of_region`], also for the errors.
+    /// Lends a range of a region of this process, which others may read and change meanwhile. By RDMA the server writes 16 KiB or more by
+    /// itself, without a copy. [`BulkRead::of_region`] says when, and how long the region is registered.
+    ///
+    /// [Reclaim](Loan::reclaim) the loan before you read the range, if the call was given up. If a transfer of the range was given up, await
+    /// [`Region::settled`] before you lend it.
+    ///
+    /// # Errors
+    ///
+    /// - OUT_OF_RANGE, if the range is not within the region.
+    /// - FAILED_PRECONDITION, if the region was revoked.
     pub fn of_region(region: &Region, range: impl RangeBounds<usize>) -> Result<(Self, Loan<()>), Status> {
         let (memory, loan) = Handle::of_region(region, range, true)?;
         Ok((Self { memory }, loan))
@@ -205,12 +223,15 @@ impl BulkWrite {
         accesses.write(target, offset as u64, bytes).await
     }
 
-    /// Server: writes a range of a region of its own to the client's memory, from an offset on. Returns when the bytes are there. For
-    /// the rest it is like [`BulkRead::read_into`]: by RDMA nothing is copied.
+    /// Server: writes a range of a region of its own to the client's memory, from an offset on. Returns when the bytes are there. The
+    /// range may be of any length.
+    ///
+    /// By RDMA nothing is copied. [`BulkRead::read_into`] says when, and what the device has to do first.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, some of the bytes may have been written, or be written later while the call lasts.
+    /// If the future is dropped, some of the bytes may have been written, or be written later while the call lasts. They are what the region
+    /// has then. Await [`Region::settled`] before you write there what this client may not see.
     ///
     /// # Errors
     ///

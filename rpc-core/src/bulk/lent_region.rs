@@ -55,6 +55,10 @@ impl LentMemory for LentRegion {
         self.lent.number()
     }
 
+    fn len(&self) -> usize {
+        self.range.len()
+    }
+
     fn begin(&self) -> bool {
         self.lent.begin()
     }
@@ -68,7 +72,7 @@ impl LentMemory for LentRegion {
     }
 
     fn shared(&self, link: &Arc<dyn Link>, runtime: &Handle) -> Option<DirectMemory> {
-        let memory = self.range.registered_already(link, self.write, runtime)?;
+        let memory = self.range.registered_already(link, runtime)?;
         Some(DirectMemory::Registered { memory, range: self.range.range(), write: self.write })
     }
 }

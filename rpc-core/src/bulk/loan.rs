@@ -292,6 +292,10 @@ macro_rules! lent {
                 self.0.number()
             }
 
+            fn len(&self) -> usize {
+                self.0.len
+            }
+
             fn begin(&self) -> bool {
                 self.0.begin()
             }

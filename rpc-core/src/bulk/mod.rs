@@ -30,8 +30,8 @@
 //! [`BulkRead::read_into`], and writes from one by [`BulkWrite::write_from`]. A client lends a range of a region by [`BulkRead::of_region`] and
 //! [`BulkWrite::of_region`].
 //!
-//! Only the server starts transfers, and it never holds a key to the client's memory beyond the call. By RDMA it reads and writes memory
-//! in registered buffers (`farcall::buf`) or regions by itself, 16 KiB or more, through a window for that memory on that connection alone. The
+//! Only the server starts transfers, and it never holds a key to the client's memory beyond the call. By RDMA it reads and writes 16 KiB
+//! or more by itself, in a registered buffer (`farcall::buf`) or a region, through a window for that memory on that connection alone. The
 //! client's runtime does all other transfers: by TCP as part of the connection's messages, by RDMA as messages that the reader reads from
 //! the sender's memory.
 //!

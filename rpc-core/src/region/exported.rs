@@ -15,8 +15,7 @@ use tokio::time::Instant;
 use super::numbers::Numbers;
 use super::{RemoteRegion, Rights};
 use crate::access::{
-    self, ExportedMemory, GivenGrant, Memory, Offered, OwnDevices, Progress, check_number, check_range,
-    failed,
+    self, ExportedMemory, GivenGrant, Memory, Offered, Progress, Transfers, check_number, check_range, failed,
 };
 use crate::proto::wire::Outcome;
 use crate::status::Status;
@@ -50,8 +49,8 @@ pub(super) struct Exported {
     /// Peers that use it by themselves.
     pub(super) grants: Vec<GivenGrant>,
     pub(super) numbers: Numbers,
-    /// For transfers that this process starts.
-    pub(super) own: OwnDevices,
+    /// Those that this process starts.
+    pub(super) transfers: Transfers,
 }
 
 /// The memory of a region. Accesses keep it while they use it.
@@ -131,7 +130,7 @@ impl Region {
             memory,
             grants: Vec::new(),
             numbers: Numbers::default(),
-            own: OwnDevices::default(),
+            transfers: Transfers::default(),
         }));
         let shared = Arc::new(Shared { rights, len, expires, exported });
         let mut key = [0; 16];
@@ -232,7 +231,8 @@ impl Region {
     /// Ends the export. When it returns, no peer can reach the memory any more, and farcall keeps no clone of what was exported.
     /// The owner's accesses fail FAILED_PRECONDITION.
     ///
-    /// A peer that uses the memory by itself is asked to stop. One that does not answer within 10 seconds loses its link.
+    /// A peer that uses the memory by itself is asked to stop. One that does not answer within 10 seconds loses its link. A call that
+    /// [lends](crate::bulk::BulkRead::of_region) a part of the region is waited for, if its server uses that by itself.
     /// Several tasks may revoke a region: all of them wait for its end.
     ///
     /// # Cancel safety

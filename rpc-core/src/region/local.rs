@@ -4,7 +4,7 @@ use std::ops::RangeBounds;
 
 use super::Region;
 use super::exported::Shared;
-use crate::access::{self, LocalRange, OwnDevices, OwnMemory};
+use crate::access::{self, LocalMemory, LocalRange, Transfers};
 use crate::proto::wire::Outcome;
 use crate::status::Status;
 use crate::transport::Words;
@@ -20,29 +20,29 @@ impl Region {
         Ok(LocalRange::new(self.shared.clone(), offset..offset + len))
     }
 
-    /// Waits until no device moves bytes to or from a range any more for a transfer that this process has started: `read_into` or
-    /// `write_from`. It returns at once where no such future was dropped before it was ready.
+    /// Waits for all `read_into` and `write_from` of a range that this process has begun, also for those that it has given up: a device may
+    /// still do some of these, for seconds at most unless the peer is slow.
     ///
-    /// Await it before you [write](Self::write) to a range, or give it another purpose, if it may have been part of a transfer that was
-    /// given up. Further transfers of the range wait by themselves.
+    /// If a future of these was dropped, await this before you [write](Self::write) to the range, [lend](crate::bulk::BulkRead::of_region) it,
+    /// or use it for something else. Further `read_into` and `write_from` of the range wait by themselves.
     ///
     /// # Errors
     ///
-    /// OUT_OF_RANGE, if the range is not within the region.
+    /// - OUT_OF_RANGE, if the range is not within the region.
+    /// - FAILED_PRECONDITION, if the region was revoked. [`revoke`](Self::revoke) waits for transfers, too.
     pub async fn settled(&self, range: impl RangeBounds<usize>) -> Result<(), Status> {
-        self.local(range)?.settled(true).await;
-        Ok(())
+        self.local(range)?.settled().await
     }
 }
 
-impl OwnMemory for Shared {
+impl LocalMemory for Shared {
     fn words(&self) -> Result<Words, Outcome> {
         Ok(self.memory()?)
     }
 
-    fn with_devices(&self, using: &mut dyn FnMut(&mut OwnDevices)) {
+    fn with_transfers(&self, change: &mut dyn FnMut(&mut Transfers)) {
         if let Some(exported) = &mut *self.exported.lock() {
-            using(&mut exported.own);
+            change(&mut exported.transfers);
         }
     }
 }

@@ -140,8 +140,18 @@ impl RemoteMemory {
         self.way.access(write).await
     }
 
-    /// Reads a range into a region of this process, from a place on. By RDMA the bytes go straight there: see
-    /// [`BulkRead::read_into`](crate::bulk::BulkRead::read_into). The range may be of any length.
+    /// Reads a range into a region of this process, from a place on. The range may be of any length.
+    ///
+    /// By RDMA the bytes go straight there, without a copy. [`BulkRead::read_into`](crate::bulk::BulkRead::read_into) says when, and what the
+    /// device has to do first.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, bytes may get to the region later. Await [`Region::settled`] before you use the range for something else.
+    ///
+    /// # Errors
+    ///
+    /// OUT_OF_RANGE also if the bytes do not fit into this process's region, and FAILED_PRECONDITION if that was revoked.
     pub async fn read_into(
         &self,
         range: impl RangeBounds<usize>,
@@ -159,8 +169,18 @@ impl RemoteMemory {
         self.way.access(read).await
     }
 
-    /// Writes a range of a region of this process, from an offset on. By RDMA nothing is copied: see
-    /// [`BulkWrite::write_from`](crate::bulk::BulkWrite::write_from).
+    /// Writes a range of a region of this process, from an offset on. The range may be of any length.
+    ///
+    /// By RDMA nothing is copied. [`BulkRead::read_into`](crate::bulk::BulkRead::read_into) says when, and what the device has to do first.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, bytes may be written later, as this process's region has them then. Await [`Region::settled`] before you
+    /// write there what the peer may not see.
+    ///
+    /// # Errors
+    ///
+    /// OUT_OF_RANGE also if the range is not within this process's region, and FAILED_PRECONDITION if that was revoked.
     pub async fn write_from(
         &self,
         offset: usize,

@@ -19,7 +19,7 @@ pub enum DirectMemory {
     /// A range of memory that a device has registered, to be read, or to be written.
     Registered {
         /// The memory.
-        memory: Registered,
+        memory: Arc<dyn Registered>,
         /// The part that is lent.
         range: Range<usize>,
         /// Whether the peer writes to it. Otherwise it reads.
@@ -46,9 +46,12 @@ impl fmt::Debug for DirectMemory {
     }
 }
 
-/// Memory of this process that a device has registered, so that its links can move bytes there and back. It stays registered as long as
-/// a clone exists. The link knows what it is.
-pub type Registered = Arc<dyn Any + Send + Sync>;
+/// Memory of this process as a device has registered it, so that the links of this device can move bytes there and back. It stays
+/// registered as long as this exists. The links know what it is.
+pub trait Registered: Any + fmt::Debug + Send + Sync {
+    /// Whether the device is gone, so that the memory is of no use for any link.
+    fn is_over(&self) -> bool;
+}
 
 /// The terms of a [`Grant`].
 #[derive(Debug)]

@@ -124,10 +124,12 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
         Box::pin(std::future::ready(None))
     }
 
-    /// Lets the peer use memory that a call lends by itself, at once or not at all. The link asks for the memory if it may have a use for
-    /// it. It keeps `in_effect` together with the memory, and drops it when the peer can do nothing any more by the grant. Never blocks.
+    /// Lets the peer use memory that a call lends by itself, at once or not at all. The link asks for the memory, which has this length, if
+    /// it may have a use for it. It keeps `in_effect` together with the memory, and drops it when the peer can do nothing any more by the
+    /// grant. Never blocks.
     fn grant_loan(
         &self,
+        _len: usize,
         _memory: &dyn Fn() -> Option<DirectMemory>,
         _in_effect: watch::Sender<()>,
     ) -> Option<Grant> {
@@ -157,39 +159,42 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
         None
     }
 
-    /// Registers memory of this process with the link's device, for [`read_granted_into`](Self::read_granted_into), which
-    /// `changes` it, and for [`write_granted_from`](Self::write_granted_from). Resolves to `None` if the device can't have it.
-    fn register(self: Arc<Self>, _memory: Words, _changes: bool) -> BoxFuture<Option<Registered>> {
+    /// Returns the id of the device that [registers](Self::register) memory of this process for the link. `None`: it registers none.
+    fn registrar(&self) -> Option<DeviceId> {
+        None
+    }
+
+    /// Registers memory of this process with the link's device. Resolves to `None` if the device can't have it.
+    fn register(self: Arc<Self>, _memory: Words) -> BoxFuture<Option<Arc<dyn Registered>>> {
         Box::pin(std::future::ready(None))
     }
 
-    /// Whether the link's device has registered this memory, so that it `changes` it if that is asked for.
-    fn has_registered(&self, _memory: &Registered, _changes: bool) -> bool {
-        false
-    }
-
-    /// Begins to read memory that the peer has granted by this link, from an offset on, into a range of memory of this process. The link
-    /// keeps `in_effect` together with the memory, and drops it when nothing is moved any more, even if the receiver is dropped. For the
-    /// rest it is like [`read_granted`](Self::read_granted).
+    /// Begins to read memory that the peer has granted by this link, from an offset on, into a range of registered memory. `None`:
+    /// nothing was begun. The receiver hears that the bytes are there, and gets an error if the link fails.
+    ///
+    /// The link keeps `in_effect` and a clone of the descriptor, and drops them when nothing is moved any more. If the receiver is
+    /// dropped, the link moves as little as it still can.
     fn read_granted_into(
         &self,
         _descriptor: Bytes,
         _offset: usize,
-        _into: &Registered,
+        _into: &dyn Registered,
         _range: Range<usize>,
         _in_effect: watch::Sender<()>,
     ) -> Option<oneshot::Receiver<()>> {
         None
     }
 
-    /// Begins to write a range of memory of this process to memory that the peer has granted by this link, from an offset on.
-    /// `in_effect` is as for [`read_granted_into`](Self::read_granted_into). For the rest it is like
-    /// [`write_granted`](Self::write_granted).
+    /// Begins to write a range of registered memory to memory that the peer has granted by this link, from an offset on. `None`: nothing
+    /// was begun. The receiver hears that the bytes are there. If it gets an error, some may be, or may come as long as the peer's end
+    /// of the link exists.
+    ///
+    /// The link keeps `in_effect` and the descriptor like [`read_granted_into`](Self::read_granted_into).
     fn write_granted_from(
         &self,
         _descriptor: Bytes,
         _offset: usize,
-        _from: &Registered,
+        _from: &dyn Registered,
         _range: Range<usize>,
         _in_effect: watch::Sender<()>,
     ) -> Option<oneshot::Receiver<()>> {

@@ -32,7 +32,7 @@ impl ReadTarget {
 
     /// Makes words a target. Others may read and change them meanwhile.
     pub fn within(words: Arc<dyn SharesWords>) -> Arc<Self> {
-        let range = words.words().range();
+        let range = words.range();
         Arc::new(Self { memory: Memory::Words(words), start: range.start, len: range.len() })
     }
 
@@ -80,7 +80,7 @@ impl ReadTarget {
     pub(crate) fn write(&self, at: usize, data: &[u8]) {
         let mut extent = match &self.memory {
             Memory::Extent(extent) => extent.lock().unwrap_or_else(PoisonError::into_inner),
-            Memory::Words(words) => return words.words().write(at, data),
+            Memory::Words(words) => return words.words().write(words.begin() + at, data),
         };
         if let Some(part) = extent.get_mut(at..).and_then(|rest| rest.get_mut(..data.len())) {
             part.copy_from_slice(data);

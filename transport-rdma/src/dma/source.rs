@@ -43,7 +43,7 @@ impl Source {
         match self {
             Self::Bytes(bytes) => Some(bytes.as_ptr() as usize),
             Self::Words(words, range) => {
-                let all = words.words().range();
+                let all = words.range();
                 (range.end <= all.len()).then_some(all.start + range.start)
             }
         }
@@ -54,7 +54,7 @@ impl Source {
         match self {
             Self::Bytes(bytes) => Some(bytes.clone()),
             Self::Words(words, range) => {
-                let bytes = words.words().copy(range.start, range.len())?;
+                let bytes = words.words().copy(words.begin() + range.start, range.len())?;
                 (bytes.len() == range.len()).then(|| bytes.into())
             }
         }

@@ -79,6 +79,11 @@ pub trait SharesWords: fmt::Debug + Send + Sync {
     fn range(&self) -> Range<usize> {
         self.words().range()
     }
+
+    /// Returns where among the words the share begins, in bytes.
+    fn begin(&self) -> usize {
+        self.range().start - self.words().range().start
+    }
 }
 
 impl SharesWords for RegisteredWords {
@@ -108,11 +113,11 @@ impl Exposed {
         }
     }
 
-    /// Returns where among its words the share begins, in bytes.
+    /// Returns where among their words the bytes begin.
     pub(crate) fn begin(&self) -> usize {
         match self {
             Self::Message(_) => 0,
-            Self::Words(shares) => shares.range().start - shares.words().range().start,
+            Self::Words(shares) => shares.begin(),
         }
     }
 

@@ -77,10 +77,11 @@ impl Link for RdmaLink {
 
     fn grant_loan(
         &self,
+        len: usize,
         memory: &dyn Fn() -> Option<DirectMemory>,
         in_effect: watch::Sender<()>,
     ) -> Option<Grant> {
-        self.core.grant_loan(memory, in_effect)
+        self.core.grant_loan(len, memory, in_effect)
     }
 
     fn read_granted(&self, descriptor: Bytes, offset: usize, len: usize) -> Option<oneshot::Receiver<Bytes>> {
@@ -91,19 +92,19 @@ impl Link for RdmaLink {
         self.core.write_granted(descriptor, offset, bytes)
     }
 
-    fn register(self: Arc<Self>, memory: Words, changes: bool) -> BoxFuture<Option<Registered>> {
-        Box::pin(Arc::clone(&self.core).register(memory, changes))
+    fn registrar(&self) -> Option<DeviceId> {
+        Some(self.core.registrar())
     }
 
-    fn has_registered(&self, memory: &Registered, changes: bool) -> bool {
-        self.core.own_words(memory, changes).is_some()
+    fn register(self: Arc<Self>, memory: Words) -> BoxFuture<Option<Arc<dyn Registered>>> {
+        Box::pin(Arc::clone(&self.core).register(memory))
     }
 
     fn read_granted_into(
         &self,
         descriptor: Bytes,
         offset: usize,
-        into: &Registered,
+        into: &dyn Registered,
         range: Range<usize>,
         in_effect: watch::Sender<()>,
     ) -> Option<oneshot::Receiver<()>> {
@@ -114,7 +115,7 @@ impl Link for RdmaLink {
         &self,
         descriptor: Bytes,
         offset: usize,
-        from: &Registered,
+        from: &dyn Registered,
         range: Range<usize>,
         in_effect: watch::Sender<()>,
     ) -> Option<oneshot::Receiver<()>> {

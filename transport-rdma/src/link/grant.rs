@@ -15,7 +15,7 @@ use super::LinkCore;
 use super::expose::LEAST_EXPOSED;
 use super::send::Sending;
 use crate::device::{Exposure, QueuePair, RegisteredWords, RemoteAccess, RemoteRange, Work};
-use crate::resources::InUse;
+use crate::resources::UsedWords;
 
 /// Regions that a link grants at most: each takes one of the device's windows.
 const MOST_REGIONS: usize = 16;
@@ -149,7 +149,7 @@ impl LinkCore {
             let exposed = registrations.register(&words, access.changes()).and_then(|words| {
                 // Each grant adds a window to those of messages, so that it takes none of these.
                 qp.alloc_windows(usize::from(needs_window))?;
-                InUse::new(words, in_effect).expose(&*qp, access)
+                UsedWords::new(words, in_effect).expose(&*qp, access)
             });
             // Nobody waits if the future was dropped. Then the window lets go of the words with its queue pair.
             let _ = sender.send(exposed);
@@ -168,14 +168,15 @@ impl LinkCore {
     /// See [`farcall_core::transport::Link::grant_loan`].
     pub(crate) fn grant_loan(
         self: &Arc<Self>,
+        len: usize,
         memory: &dyn Fn() -> Option<DirectMemory>,
         in_effect: watch::Sender<()>,
     ) -> Option<Grant> {
-        let (place, qp) = self.begin_loan()?;
-        let memory = memory()?;
-        if memory.len() < LEAST_EXPOSED {
+        if len < LEAST_EXPOSED {
             return None;
         }
+        let (place, qp) = self.begin_loan()?;
+        let memory = memory()?;
         let pool = &self.resources.rendezvous_pool;
         let exposure = match memory {
             DirectMemory::Read(bytes) if pool.contains(&bytes) => {
@@ -186,11 +187,11 @@ impl LinkCore {
                 if !pool.contains_range(start..start + len) {
                     return None;
                 }
-                let words = InUse::new(Arc::new(RegisteredWords::within_arena(words, len)), in_effect);
+                let words = UsedWords::new(Arc::new(RegisteredWords::within_arena(words, len)), in_effect);
                 qp.expose_words(Arc::new(words), RemoteAccess::WRITE)
             }
             DirectMemory::Registered { memory, range, write } => {
-                let words = InUse::of_part(self.own_words(&memory, write)?, &range, in_effect)?;
+                let words = UsedWords::of_part(self.registered(&*memory)?, &range, in_effect)?;
                 let access = if write { RemoteAccess::WRITE } else { RemoteAccess::READ };
                 qp.expose_words(Arc::new(words), access)
             }
@@ -200,12 +201,10 @@ impl LinkCore {
     }
 
     /// See [`farcall_core::transport::Link::register`].
-    pub(crate) async fn register(self: Arc<Self>, words: Words, changes: bool) -> Option<Registered> {
-        let (sender, registered) = oneshot::channel();
+    pub(crate) async fn register(self: Arc<Self>, words: Words) -> Option<Arc<dyn Registered>> {
         let registrations = Arc::clone(&self.resources.registrations);
-        self.resources.rendezvous_pool.control().spawn(move || {
-            let _ = sender.send(registrations.register_own(&words, changes));
-        });
+        // Not on the control thread, on which links are taken down: to pin gigabytes takes seconds.
+        let registered = tokio::task::spawn_blocking(move || registrations.register_to_move(&words));
         match registered.await.ok()? {
             Ok(registered) => Some(registered),
             Err(why) => {

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
-use farcall_core::transport::{Atomic, Direction, Registered};
+use farcall_core::transport::{Atomic, DeviceId, Direction, Registered};
 use tokio::sync::{oneshot, watch};
 
 use super::LinkCore;
 use super::grant::GrantedRange;
 use super::transfers::{Local, Purpose};
-use crate::device::{NUMBER, ReadTarget, SharesWords, Source};
-use crate::resources::InUse;
+use crate::device::{NUMBER, ReadTarget, RemoteRange, SharesWords, Source};
+use crate::resources::UsedWords;
 
 impl LinkCore {
     /// See [`farcall_core::transport::Link::read_granted`].
@@ -26,7 +26,7 @@ impl LinkCore {
         let into = Local::Into(self.resources.rendezvous_pool.target(len)?);
         let (reader, read) = oneshot::channel();
         let purpose = Purpose::Read { reader, _descriptor: descriptor };
-        self.use_region(purpose, into, 0, remote, len).then_some(read)
+        self.use_granted(purpose, into, 0, remote, len).then_some(read)
     }
 
     /// See [`farcall_core::transport::Link::read_granted_into`].
@@ -34,16 +34,16 @@ impl LinkCore {
         self: &Arc<Self>,
         descriptor: Bytes,
         offset: usize,
-        into: &Registered,
+        into: &dyn Registered,
         range: Range<usize>,
         in_effect: watch::Sender<()>,
     ) -> Option<oneshot::Receiver<()>> {
         let remote = GrantedRange::decode(&descriptor)?.part(offset, range.len())?;
-        let into = ReadTarget::within(Arc::new(InUse::new(self.own_words(into, true)?, in_effect)));
+        let into = ReadTarget::within(Arc::new(UsedWords::new(self.registered(into)?, in_effect)));
         into.address(range.start, range.len()).filter(|_| !range.is_empty())?;
         let (mover, moved) = oneshot::channel();
         let purpose = Purpose::Move { mover, _descriptor: descriptor };
-        self.use_region(purpose, Local::Into(into), range.start, remote, range.len()).then_some(moved)
+        self.use_granted(purpose, Local::Into(into), range.start, remote, range.len()).then_some(moved)
     }
 
     /// See [`farcall_core::transport::Link::write_granted_from`].
@@ -51,23 +51,36 @@ impl LinkCore {
         self: &Arc<Self>,
         descriptor: Bytes,
         offset: usize,
-        from: &Registered,
+        from: &dyn Registered,
         range: Range<usize>,
         in_effect: watch::Sender<()>,
     ) -> Option<oneshot::Receiver<()>> {
         let len = range.len();
         let remote = GrantedRange::decode(&descriptor)?.part(offset, len).filter(|_| len > 0)?;
-        let from = Source::Words(Arc::new(InUse::new(self.own_words(from, false)?, in_effect)), range);
+        let from = Source::Words(Arc::new(UsedWords::new(self.registered(from)?, in_effect)), range);
         from.address()?;
         let (mover, moved) = oneshot::channel();
-        self.sent.fetch_add(len as u64, Ordering::Relaxed);
         let purpose = Purpose::Move { mover, _descriptor: descriptor };
-        self.use_region(purpose, Local::From(from), 0, remote, len).then_some(moved)
+        self.write_out(purpose, from, remote, len).then_some(moved)
     }
 
-    /// Returns memory of the application, if this link's device has registered it, so that it may change it if it must.
-    pub(crate) fn own_words(&self, registered: &Registered, changes: bool) -> Option<Arc<dyn SharesWords>> {
-        self.resources.registrations.own(registered, changes)
+    /// Writes, and counts that. False if the link can't.
+    fn write_out(self: &Arc<Self>, purpose: Purpose, from: Source, remote: RemoteRange, len: usize) -> bool {
+        let begun = self.use_granted(purpose, Local::From(from), 0, remote, len);
+        if begun {
+            self.sent.fetch_add(len as u64, Ordering::Relaxed);
+        }
+        begun
+    }
+
+    /// See [`farcall_core::transport::Link::registrar`].
+    pub(crate) fn registrar(&self) -> DeviceId {
+        self.resources.registrations.id()
+    }
+
+    /// Returns the words of the application that this link's device has registered.
+    pub(crate) fn registered(&self, memory: &dyn Registered) -> Option<Arc<dyn SharesWords>> {
+        self.resources.registrations.words(memory)
     }
 
     /// See [`farcall_core::transport::Link::change_granted`].
@@ -84,7 +97,7 @@ impl LinkCore {
         let local = Local::Changed(self.resources.rendezvous_pool.target(NUMBER)?, atomic);
         let (changer, changed) = oneshot::channel();
         let purpose = Purpose::Change { changer, _descriptor: descriptor };
-        self.use_region(purpose, local, 0, on, NUMBER).then_some(changed)
+        self.use_granted(purpose, local, 0, on, NUMBER).then_some(changed)
     }
 
     /// See [`farcall_core::transport::Link::write_granted`].
@@ -109,8 +122,7 @@ impl LinkCore {
             return None;
         };
         let (mover, moved) = oneshot::channel();
-        self.sent.fetch_add(len as u64, Ordering::Relaxed);
         let purpose = Purpose::Move { mover, _descriptor: descriptor };
-        self.use_region(purpose, Local::From(bytes.into()), 0, remote, len).then_some(moved)
+        self.write_out(purpose, bytes.into(), remote, len).then_some(moved)
     }
 }

@@ -24,8 +24,8 @@ const CHUNK: usize = 64 << 10;
 /// How many chunks are opened before other tasks have their turn: some tens of microseconds.
 const CHUNKS_IN_A_ROW: usize = 4;
 
-/// The tag of READs and WRITEs of regions. Those of messages have the number of their frame.
-const OF_REGION: u64 = 1 << 32;
+/// The tag of READs and WRITEs of granted memory. Those of messages have the number of their frame.
+const GRANTED: u64 = 1 << 32;
 
 /// The READs and WRITEs of one link.
 #[derive(Default)]
@@ -93,7 +93,7 @@ pub(super) enum Purpose {
     Read { reader: oneshot::Sender<Bytes>, _descriptor: Bytes },
     /// The number of a region before it was changed, for the caller that waits for it.
     Change { changer: oneshot::Sender<u64>, _descriptor: Bytes },
-    /// Bytes for a region, or of one for memory of this side. The caller waits until they are there.
+    /// Bytes that go to the peer's memory, or come from there to words of this side. The caller waits until they are there.
     Move { mover: oneshot::Sender<()>, _descriptor: Bytes },
 }
 
@@ -102,7 +102,7 @@ impl Purpose {
     fn tag(&self) -> u64 {
         match self {
             Self::Message { seq, .. } => (*seq).into(),
-            Self::Read { .. } | Self::Change { .. } | Self::Move { .. } => OF_REGION,
+            Self::Read { .. } | Self::Change { .. } | Self::Move { .. } => GRANTED,
         }
     }
 }
@@ -145,6 +145,10 @@ impl Transfers {
             return None;
         }
         let mut transfer = self.waiting.pop_front()?;
+        while transfer.is_given_up() {
+            self.end_early(transfer);
+            transfer = self.waiting.pop_front()?;
+        }
         let (at, len) = (transfer.next, CHUNK.min(transfer.end - transfer.next));
         let addr = transfer.remote.addr.wrapping_add((at - transfer.begin) as u64);
         let (remote, tag) = (RemoteRange { addr, ..transfer.remote }, transfer.purpose.tag());
@@ -167,6 +171,15 @@ impl Transfers {
         }
         self.outstanding.push_back(Outstanding { tag, len, last_of });
         Some(work)
+    }
+
+    /// Posts no more of a transfer. It is kept until the part that was posted has completed, and perhaps a request behind that.
+    fn end_early(&mut self, mut transfer: Transfer) {
+        transfer.total = transfer.next - transfer.begin;
+        let of_last = self.outstanding.iter_mut().rev().find(|posted| posted.last_of.is_none());
+        if let Some(posted) = of_last {
+            posted.last_of = Some(transfer);
+        }
     }
 
     /// The first of those that are outstanding has completed. `Some`: it was the last of its transfer.
@@ -198,6 +211,13 @@ impl Transfers {
             (Purpose::Move { mover, .. }, None) => Some(Whole::Moved(mover, 0)),
             (Purpose::Read { .. } | Purpose::Change { .. }, None) => None,
         }
+    }
+}
+
+impl Transfer {
+    /// Whether nobody waits for it any more.
+    fn is_given_up(&self) -> bool {
+        matches!(&self.purpose, Purpose::Move { mover, .. } if mover.is_closed())
     }
 }
 
@@ -309,8 +329,8 @@ impl LinkCore {
     }
 
     /// Whether a READ or WRITE of this tag is of a region.
-    pub(crate) fn is_of_region(tag: u64) -> bool {
-        tag == OF_REGION
+    pub(crate) fn is_of_granted(tag: u64) -> bool {
+        tag == GRANTED
     }
 
     /// The first of the READs and WRITEs that are outstanding has completed. Returns whether others wait for the room that this leaves.
@@ -374,8 +394,8 @@ impl LinkCore {
         answer
     }
 
-    /// Reads or writes a part of a region, to or from this place of this side's memory on. False if the link can't.
-    pub(super) fn use_region(
+    /// Reads or writes granted memory, to or from this place of this side's memory on. False if the link can't.
+    pub(super) fn use_granted(
         self: &Arc<Self>,
         purpose: Purpose,
         local: Local,

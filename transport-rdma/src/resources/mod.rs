@@ -16,7 +16,7 @@ pub(crate) use self::counts::{Counts, DeviceCounts};
 pub(crate) use self::mailbox::Mailbox;
 pub(crate) use self::memory::{BASE, CreditLease, Memory, Pool, SLOT};
 pub(crate) use self::own_atomics::OwnAtomics;
-pub(crate) use self::registrations::{InUse, Registrations};
+pub(crate) use self::registrations::{Registrations, UsedWords};
 pub(crate) use self::rendezvous_pool::{
     RendezvousPool, SHORT, grow_anywhere, in_use_anywhere, take_anywhere,
 };

@@ -13,7 +13,7 @@ use farcall_core::transport::{Atomic, BoxFuture, DeviceAtomics, DeviceId, Words}
 use tokio::sync::oneshot::{self, error::TryRecvError};
 use tokio::sync::watch;
 
-use super::{Control, DropOnControlThread, InUse, Part, Registrations};
+use super::{Control, DropOnControlThread, Part, Registrations, UsedWords};
 use crate::device::{
     Arena, Completion, Cq, Device, Exposure, LocalPath, NUMBER, PostError, QpSize, QueuePair, QueueSize,
     Queues, ReadTarget, RemoteAccess, RemoteRange, Unavailable, Work, connect_with_itself,
@@ -68,7 +68,7 @@ impl OwnAtomics {
     ) -> Option<Arc<dyn DeviceAtomics>> {
         let (this, device) = (Arc::clone(&self), self.id?);
         let open = move || {
-            let words = InUse::new(this.registrations.register(&words, true)?, in_effect);
+            let words = UsedWords::new(this.registrations.register(&words, true)?, in_effect);
             let loopback = this.loopback(&path)?;
             let exposure = loopback.expose(words)?;
             Ok::<_, Unavailable>(exposure.map(|exposure| OwnNumbers { device, loopback, exposure }))
@@ -279,7 +279,7 @@ impl Loopback {
     }
 
     /// Lets the queue pair that asks change numbers. Blocks. `None`: the loopback has failed, or there are no words.
-    fn expose(&self, words: InUse) -> Result<Option<Exposure>, Unavailable> {
+    fn expose(&self, words: UsedWords) -> Result<Option<Exposure>, Unavailable> {
         let Some(owning) = self.step(|ends| Ok(Arc::clone(&ends.owning.qp))) else { return Ok(None) };
         let exposure = words.expose(&*owning, ATOMICS)?;
         Ok(exposure.filter(|exposure| self.run(Work::Bind(*exposure)).is_some()))

@@ -1,12 +1,13 @@
 //! Memory of applications that is registered with a device. One for each open device.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use farcall_core::transport::{Registered as RegisteredMemory, Words};
+use farcall_core::transport::{DeviceId, Registered, Words};
 use tokio::sync::watch;
 
 use super::control::{Control, DropOnControlThread};
@@ -14,35 +15,46 @@ use crate::device::{
     Device, ExposeError, Exposure, QueuePair, RegisteredWords, RemoteAccess, SharesWords, Unavailable,
 };
 
-/// Registers each region once, however many peers use it, as long as one does.
+/// Registers each region once, however many peers use it, as long as one does. A region that this process begins to use itself when
+/// peers may only read it is registered once more.
 pub(crate) struct Registrations {
+    id: DeviceId,
     device: Arc<dyn Device>,
     control: Control,
     /// By the address of the `Arc`'s value, which is nobody else's as long as the registration keeps it, and by whether peers may
     /// change the words.
-    known: Mutex<HashMap<(usize, bool), Weak<Registered>>>,
+    known: Mutex<HashMap<(usize, bool), Entry>>,
 }
 
-/// Words that are registered. Deregistering them blocks.
-type Registered = DropOnControlThread<RegisteredWords>;
+/// Locked while the words are registered.
+type Entry = Arc<Mutex<Weak<KeptWords>>>;
 
-impl SharesWords for Registered {
+/// Words that are registered. Deregistering them blocks.
+type KeptWords = DropOnControlThread<RegisteredWords>;
+
+impl SharesWords for KeptWords {
     fn words(&self) -> &RegisteredWords {
         self
     }
 }
 
 /// Words of this process that links move bytes to and from.
-struct Own {
+#[derive(Debug)]
+struct MovableWords {
     words: Arc<dyn SharesWords>,
-    writable: bool,
     /// The registrations of the device that has them.
     of: Weak<Registrations>,
 }
 
+impl Registered for MovableWords {
+    fn is_over(&self) -> bool {
+        self.of.strong_count() == 0
+    }
+}
+
 /// Registered words as a window or a transfer keeps them: until nobody can use them through it any more.
 #[derive(Debug)]
-pub(crate) struct InUse {
+pub(crate) struct UsedWords {
     words: Arc<dyn SharesWords>,
     /// Their addresses.
     range: Range<usize>,
@@ -50,7 +62,7 @@ pub(crate) struct InUse {
     in_effect: watch::Sender<()>,
 }
 
-impl InUse {
+impl UsedWords {
     pub(crate) fn new(words: Arc<dyn SharesWords>, in_effect: watch::Sender<()>) -> Self {
         Self { range: words.range(), words, in_effect }
     }
@@ -83,7 +95,7 @@ impl InUse {
     }
 }
 
-impl SharesWords for InUse {
+impl SharesWords for UsedWords {
     fn words(&self) -> &RegisteredWords {
         self.words.words()
     }
@@ -95,49 +107,64 @@ impl SharesWords for InUse {
 
 impl Registrations {
     pub(crate) fn new(device: Arc<dyn Device>, control: Control) -> Arc<Self> {
-        Arc::new(Self { device, control, known: Mutex::default() })
+        Arc::new(Self { id: DeviceId::unique(), device, control, known: Mutex::default() })
     }
 
-    /// Registers words, if they are not. Blocks for as long as it takes the kernel to pin them.
+    /// Returns the id of the open device.
+    pub(crate) fn id(&self) -> DeviceId {
+        self.id
+    }
+
+    /// Registers words for peers, if they are not. Blocks for as long as it takes the kernel to pin them.
     pub(crate) fn register(
         &self,
         words: &Words,
         writable: bool,
     ) -> Result<Arc<dyn SharesWords>, Unavailable> {
-        let key = (Arc::as_ptr(words).cast::<()>() as usize, writable);
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(registered) = known.get(&key).and_then(Weak::upgrade) {
+        let key = Arc::as_ptr(words).cast::<()>() as usize;
+        // To pin them once more would count them twice against the limit on locked memory.
+        if !writable && let Some(registered) = find(&self.entry((key, true))) {
             return Ok(registered);
         }
-        known.retain(|_, registered| registered.strong_count() > 0);
+        let entry = self.entry((key, writable));
+        let mut entry = entry.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(registered) = entry.upgrade() {
+            return Ok(registered);
+        }
         let registered = Arc::new(self.device.add_words(Arc::clone(words), writable)?);
         let registered = Arc::new(DropOnControlThread::new(registered, self.control.clone()));
-        known.insert(key, Arc::downgrade(&registered));
+        *entry = Arc::downgrade(&registered);
         Ok(registered)
+    }
+
+    /// Registers words for the links of this device to move bytes there and back. Blocks like [`register`](Self::register).
+    pub(crate) fn register_to_move(
+        self: &Arc<Self>,
+        words: &Words,
+    ) -> Result<Arc<dyn Registered>, Unavailable> {
+        let words = self.register(words, true)?;
+        Ok(Arc::new(MovableWords { words, of: Arc::downgrade(self) }))
+    }
+
+    /// Returns the words, if this device has registered them to move bytes.
+    pub(crate) fn words(self: &Arc<Self>, registered: &dyn Registered) -> Option<Arc<dyn SharesWords>> {
+        let any: &dyn Any = registered;
+        let movable = any.downcast_ref::<MovableWords>()?;
+        ptr::eq(movable.of.as_ptr(), Arc::as_ptr(self)).then(|| Arc::clone(&movable.words))
+    }
+
+    /// Returns the entry of this key. It has a lock of its own, so that nobody waits for the registration of other words.
+    fn entry(&self, key: (usize, bool)) -> Entry {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        // Nobody has an entry that only the table has.
+        known.retain(|_, entry| Arc::strong_count(entry) > 1 || find(entry).is_some());
+        Arc::clone(known.entry(key).or_default())
     }
 }
 
-impl Registrations {
-    /// Registers words for links of this device to use. Blocks like [`register`](Self::register).
-    pub(crate) fn register_own(
-        self: &Arc<Self>,
-        words: &Words,
-        writable: bool,
-    ) -> Result<RegisteredMemory, Unavailable> {
-        let words = self.register(words, writable)?;
-        Ok(Arc::new(Own { words, writable, of: Arc::downgrade(self) }))
-    }
-
-    /// Returns the words, if this device has registered them, and may change them if it `must_change`.
-    pub(crate) fn own(
-        self: &Arc<Self>,
-        registered: &RegisteredMemory,
-        must_change: bool,
-    ) -> Option<Arc<dyn SharesWords>> {
-        let own = registered.downcast_ref::<Own>()?;
-        let serves = ptr::eq(own.of.as_ptr(), Arc::as_ptr(self)) && (own.writable || !must_change);
-        serves.then(|| Arc::clone(&own.words))
-    }
+/// Returns the words of an entry. Waits for their registration if that is under way.
+fn find(entry: &Entry) -> Option<Arc<KeptWords>> {
+    entry.lock().unwrap_or_else(PoisonError::into_inner).upgrade()
 }
 
 impl fmt::Debug for Registrations {

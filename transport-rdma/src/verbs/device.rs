@@ -310,8 +310,8 @@ impl Region {
             // Words must show the writes of peers in the order in which they were made, so only mappings are relaxed.
             (None, Some(reg_mr_iova2)) if hca.relaxed_ordering && matches!(memory, Pinned::Mapping(_)) => {
                 let access = access | sys::IBV_ACCESS_RELAXED_ORDERING;
-                // SAFETY: the memory is there, and stays so while the region exists, because that keeps it. A device may
-                // write only to a mapping, as the requests and windows of this module decide, or to words, which are atomic.
+                // SAFETY: the memory is there, and stays so while somebody can use the region, because that keeps it, or the exposure
+                // for which it is. A device may write only to a mapping, as the requests and windows of this module decide, or to words, which are atomic.
                 unsafe { reg_mr_iova2(hca.pd(), start, range.len(), range.start as u64, access as u32) }
             }
             // SAFETY: as above.
@@ -327,8 +327,7 @@ impl Region {
     pub(super) fn of_part(&self, hca: &Hca, range: Range<usize>) -> Result<Self, i32> {
         let Some(memory) = self.memory.clone() else { return Err(libc::EINVAL) };
         let mut region = Self::new(hca, memory, range, self.access)?;
-        // Words are kept by the exposure for which this is. Without its window nobody reads or writes by this region, so it may be there
-        // for longer than the words, which their owner wants back.
+        // The exposure for which this is keeps the words. The region may be there for longer: see SAFETY.md, "What a peer can reach".
         region.memory.take_if(|memory| matches!(memory, Pinned::Words { .. }));
         Ok(region)
     }

@@ -118,9 +118,9 @@ async fn a_caller_hears_of_a_failed_link() {
 }
 
 /// Words of this side that its device has registered.
-async fn registered(link: &Arc<dyn Link>, changes: bool) -> (Arc<Vec<AtomicU64>>, Registered) {
+async fn registered(link: &Arc<dyn Link>) -> (Arc<Vec<AtomicU64>>, Arc<dyn Registered>) {
     let words: Arc<Vec<_>> = Arc::new((0..1024).map(|_| AtomicU64::new(0)).collect());
-    let registered = link.clone().register(Arc::clone(&words) as Words, changes).await.unwrap();
+    let registered = link.clone().register(Arc::clone(&words) as Words).await.unwrap();
     (words, registered)
 }
 
@@ -131,10 +131,10 @@ fn values(words: &[AtomicU64]) -> Vec<u64> {
 #[tokio::test]
 async fn words_move_between_both_sides() {
     let t = Granted::new().await;
-    let (words, ours) = registered(t.link(), true).await;
+    let (words, ours) = registered(t.link()).await;
     let (in_effect, mut over) = watch::channel(());
     // All but a word at each end.
-    let moved = t.link().read_granted_into(t.descriptor(), 16, &ours, 8..8184, in_effect).unwrap();
+    let moved = t.link().read_granted_into(t.descriptor(), 16, &*ours, 8..8184, in_effect).unwrap();
     tokio::time::timeout(LIMIT, moved).await.expect("nobody says so").unwrap();
     assert!(tokio::time::timeout(LIMIT, over.changed()).await.expect("it is kept").is_err());
     assert_eq!(values(&words[..1]), [0]);
@@ -142,41 +142,71 @@ async fn words_move_between_both_sides() {
     assert_eq!(values(&words[1023..]), [0]);
 
     let (in_effect, mut over) = watch::channel(());
-    let moved = t.link().write_granted_from(t.descriptor(), 0, &ours, 80..96, in_effect).unwrap();
+    let moved = t.link().write_granted_from(t.descriptor(), 0, &*ours, 80..96, in_effect).unwrap();
     tokio::time::timeout(LIMIT, moved).await.expect("nobody says so").unwrap();
     assert!(tokio::time::timeout(LIMIT, over.changed()).await.expect("it is kept").is_err());
     assert_eq!(values(&t.memory[..3]), [11, 12, 2]);
 }
 
 #[tokio::test]
-async fn words_move_within_their_bounds_and_as_they_were_registered() {
+async fn words_move_within_their_bounds_by_the_device_that_has_them() {
     let t = Granted::new().await;
-    let (_, ours) = registered(t.link(), false).await;
-    let (_, writable) = registered(t.link(), true).await;
+    let (words, ours) = registered(t.link()).await;
     let elsewhere = Granted::new().await;
-    let (_, foreign) = registered(elsewhere.link(), true).await;
-    let read = |into, range| {
-        t.link().read_granted_into(t.descriptor(), 0, into, range, watch::channel(()).0).is_some()
+    let (_, foreign) = registered(elsewhere.link()).await;
+    assert_ne!(t.link().registrar(), elsewhere.link().registrar());
+    let read = |into: &Arc<dyn Registered>, range| {
+        t.link().read_granted_into(t.descriptor(), 0, &**into, range, watch::channel(()).0).is_some()
     };
-    let write = |from, range| {
-        t.link().write_granted_from(t.descriptor(), 0, from, range, watch::channel(()).0).is_some()
+    let write = |from: &Arc<dyn Registered>, range| {
+        t.link().write_granted_from(t.descriptor(), 0, &**from, range, watch::channel(()).0).is_some()
     };
-    assert!(read(&writable, 0..8192) && write(&ours, 0..8192));
-    assert!(
-        !read(&ours, 0..8) && t.link().has_registered(&ours, false) && !t.link().has_registered(&ours, true)
-    );
-    assert!(!read(&foreign, 0..8) && !write(&foreign, 0..8) && !t.link().has_registered(&foreign, false));
-    assert!(!read(&writable, 1..8193) && !write(&writable, 1..8193) && !read(&writable, 5..5));
+    assert!(read(&ours, 0..8192) && write(&ours, 0..8192));
+    assert!(!read(&foreign, 0..8) && !write(&foreign, 0..8));
+    assert!(!read(&ours, 1..8193) && !write(&ours, 1..8193) && !read(&ours, 5..5) && !write(&ours, 5..5));
+    // Once for all links and uses.
+    let again = t.link().clone().register(words as Words).await.unwrap();
+    assert!(read(&again, 0..8));
+    assert!(!foreign.is_over());
+    drop(elsewhere);
+    until("the device is kept open", || foreign.is_over()).await;
+}
+
+/// A long transfer that nobody waits for ends with what was posted of it.
+#[tokio::test]
+async fn a_transfer_that_is_given_up_goes_on_no_longer_than_it_must() {
+    const LONG: usize = 4 << 20;
+    let (fabric, [near, far]) = nodes(1);
+    let ends = near.link(&far).await;
+    let [theirs, ours] = [1, 0]
+        .map(|value| -> Arc<Vec<_>> { Arc::new((0..LONG / 8).map(|_| AtomicU64::new(value)).collect()) });
+    let terms = GrantTerms { read: true, write: false, atomics: false, in_effect: watch::channel(()).0 };
+    let grant = ends[1].link().clone().grant(theirs as Words, terms).await.unwrap();
+    let link = ends[0].link();
+    let memory = link.clone().register(Arc::clone(&ours) as Words).await.unwrap();
+    fabric.set_traffic(false);
+    let (in_effect, mut over) = watch::channel(());
+    let moved = link.read_granted_into(grant.descriptor.clone(), 0, &*memory, 0..LONG, in_effect).unwrap();
+    drop(moved);
+    fabric.set_traffic(true);
+    assert!(tokio::time::timeout(LIMIT, over.changed()).await.expect("it is kept").is_err());
+    let read = values(&ours).iter().filter(|value| **value == 1).count() * 8;
+    assert!(read > 0 && read <= LONG / 8, "{read} bytes were read");
+    // The link is as it was.
+    let (in_effect, _over) = watch::channel(());
+    let moved = link.read_granted_into(grant.descriptor.clone(), 0, &*memory, 0..LONG, in_effect).unwrap();
+    tokio::time::timeout(LIMIT, moved).await.expect("nobody says so").unwrap();
+    assert!(values(&ours).iter().all(|value| *value == 1));
 }
 
 /// Only then can the memory be used for something else.
 #[tokio::test]
 async fn words_of_a_failed_link_are_let_go_when_its_device_does_nothing_more() {
     let mut t = Granted::new().await;
-    let (_, ours) = registered(t.link(), true).await;
+    let (_, ours) = registered(t.link()).await;
     t.fabric.set_traffic(false);
     let (in_effect, mut over) = watch::channel(());
-    let moved = t.link().read_granted_into(t.descriptor(), 0, &ours, 0..80, in_effect).unwrap();
+    let moved = t.link().read_granted_into(t.descriptor(), 0, &*ours, 0..80, in_effect).unwrap();
     assert!(over.has_changed().is_ok());
     t.fabric.expire();
     assert!(tokio::time::timeout(LIMIT, moved).await.expect("nobody says so").is_err());

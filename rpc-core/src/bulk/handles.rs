@@ -119,8 +119,8 @@ impl BulkRead {
     ///
     /// By RDMA the bytes go straight to the region, without a copy. The first transfer by a device waits until that has registered the
     /// whole region. The region stays registered until it is revoked, and counts against the limit on locked memory. The bytes come by
-    /// messages, and are copied, if the device can't register the region, or the client's memory is not such that it can be read. That
-    /// takes up to 4 MiB beside the region.
+    /// messages, and are copied, if the device can't register the region, or the client's memory is not such that it can be read. The
+    /// copies take up to 4 MiB.
     ///
     /// Transfers of one region that would get in each other's way take turns, in the order in which they were begun.
     ///

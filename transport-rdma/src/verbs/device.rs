@@ -311,7 +311,8 @@ impl Region {
             (None, Some(reg_mr_iova2)) if hca.relaxed_ordering && matches!(memory, Pinned::Mapping(_)) => {
                 let access = access | sys::IBV_ACCESS_RELAXED_ORDERING;
                 // SAFETY: the memory is there, and stays so while somebody can use the region, because that keeps it, or the exposure
-                // for which it is. A device may write only to a mapping, as the requests and windows of this module decide, or to words, which are atomic.
+                // for which it is. A device may write only to a mapping, as the requests and windows of this module decide, or to
+                // words, which are atomic.
                 unsafe { reg_mr_iova2(hca.pd(), start, range.len(), range.start as u64, access as u32) }
             }
             // SAFETY: as above.

@@ -53,6 +53,8 @@ struct Outstanding {
     len: usize,
     /// The transfer of which it is the last.
     last_of: Option<Transfer>,
+    /// Transfers that nobody waits for any more. None of their requests is behind this one.
+    given_up: Vec<Transfer>,
 }
 
 struct Asked {
@@ -169,16 +171,14 @@ impl Transfers {
         } else {
             last_of = Some(transfer);
         }
-        self.outstanding.push_back(Outstanding { tag, len, last_of });
+        self.outstanding.push_back(Outstanding { tag, len, last_of, given_up: Vec::new() });
         Some(work)
     }
 
-    /// Posts no more of a transfer. It is kept until the part that was posted has completed, and perhaps a request behind that.
-    fn end_early(&mut self, mut transfer: Transfer) {
-        transfer.total = transfer.next - transfer.begin;
-        let of_last = self.outstanding.iter_mut().rev().find(|posted| posted.last_of.is_none());
-        if let Some(posted) = of_last {
-            posted.last_of = Some(transfer);
+    /// Posts no more of a transfer. It is kept until all has completed that is outstanding now, of which it may have a part.
+    fn end_early(&mut self, transfer: Transfer) {
+        if let Some(newest) = self.outstanding.back_mut() {
+            newest.given_up.push(transfer);
         }
     }
 
@@ -452,3 +452,6 @@ impl LinkCore {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -102,7 +102,7 @@ async fn got<M: Lend + Deref<Target = [u8]>>(
 async fn random_transfers_move_what_they_should_and_nothing_else() {
     const TASKS: usize = 4;
     const PART: usize = ALL / TASKS;
-    let rounds = if std::env::var_os("FARCALL_LONG").is_some() { 5_000 } else { 60 };
+    let rounds = if std::env::var_os("FARCALL_LONG").is_some() { 2_000 } else { 40 };
     let (pages, cache) = served().await;
     let tasks = (0..TASKS).map(|task| {
         let cache = cache.clone();
@@ -236,7 +236,7 @@ async fn nothing_moves_to_or_from_a_region_that_was_revoked() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bytes_of_a_read_that_was_given_up_do_not_come_late() {
     const LEN: usize = 200_000;
-    let rounds = if std::env::var_os("FARCALL_LONG").is_some() { 2_000 } else { 50 };
+    let rounds = if std::env::var_os("FARCALL_LONG").is_some() { 1_000 } else { 40 };
     let (pages, cache) = served().await;
     for round in 0..rounds {
         let [wrong, right] = [1, 2].map(|byte| buffer(&vec![byte + round as u8; LEN]).freeze());

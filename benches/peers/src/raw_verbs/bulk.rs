@@ -78,7 +78,7 @@ impl Load {
                 let into = Arc::clone(&targets[payload]);
                 Work::Read { into, at, len, from: remote, tag }
             }
-            Local::From(bytes) => Work::Write { bytes: bytes.slice(at..at + len), to: remote, tag },
+            Local::From(bytes) => Work::Write { from: bytes.slice(at..at + len).into(), to: remote, tag },
         });
         self.posted += 1;
         // The queue has room: no more are posted than were before.

@@ -159,7 +159,7 @@ impl Client {
                 self.end.post([Work::Read { at: 0, len: into.len(), into, from: *from, tag: self.begun }])
             }
             Kind::Writes { bytes, to } => {
-                self.end.post([Work::Write { bytes: bytes.clone(), to: *to, tag: self.begun }])
+                self.end.post([Work::Write { from: bytes.clone().into(), to: *to, tag: self.begun }])
             }
             Kind::Atomics { atomic, targets, on } => {
                 let into = targets[self.begun as usize % targets.len()].clone();

@@ -1,6 +1,7 @@
 //! The memory that calls in progress lend.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use tokio::runtime::Handle;
@@ -42,6 +43,8 @@ pub(crate) trait LentMemory: Memory {
 #[derive(Debug)]
 pub(super) struct OnLoan {
     memory: Arc<dyn LentMemory>,
+    /// Whether the loan is about to end: those who read in pieces leave the lock to that.
+    is_ending: AtomicBool,
     /// An access holds the lock, so none goes on when the loan has ended.
     state: Mutex<rank::OnLoan, State>,
 }
@@ -63,6 +66,9 @@ impl OnLoan {
         &self,
         access: impl FnOnce(&dyn Memory) -> Result<R, Outcome>,
     ) -> Result<R, Outcome> {
+        if self.is_ending.load(Ordering::Relaxed) {
+            return Err(Outcome::Gone);
+        }
         let mut state = self.state.lock();
         if state.has_ended {
             return Err(Outcome::Gone);
@@ -122,7 +128,8 @@ impl Accesses {
             if !memory.begin() {
                 return None;
             }
-            let loan = OnLoan { memory: memory.clone(), state: Mutex::default() };
+            let loan =
+                OnLoan { memory: memory.clone(), is_ending: AtomicBool::new(false), state: Mutex::default() };
             lending.offers.extend(self.offer(&**memory).map(|offer| (lending.loans.len(), offer)));
             lending.loans.push(Arc::new(loan));
         }
@@ -171,6 +178,7 @@ impl Drop for Lending {
             }
         }
         for loan in self.loans.drain(..) {
+            loan.is_ending.store(true, Ordering::Relaxed);
             // Waits for an access to at most a mebibyte that is being done.
             let mut state = loan.state.lock();
             state.has_ended = true;

@@ -30,8 +30,9 @@ pub(crate) trait LocalMemory: fmt::Debug + Send + Sync {
 }
 
 /// The transfers of a region, and the devices that can do them.
-#[derive(Default)]
 pub(crate) struct Transfers {
+    /// Dropped when the region is revoked, which those who wait hear of.
+    revoked: watch::Sender<()>,
     devices: Vec<(DeviceId, Registering)>,
     /// Those that have begun or wait, in this order, also if their futures were dropped.
     entered: Vec<Entered>,
@@ -53,6 +54,12 @@ struct Entered {
     changes: bool,
     /// Closed when it is over.
     over: watch::Receiver<()>,
+}
+
+impl Default for Transfers {
+    fn default() -> Self {
+        Self { revoked: watch::Sender::new(()), devices: Vec::new(), entered: Vec::new() }
+    }
 }
 
 impl Transfers {
@@ -160,16 +167,15 @@ impl LocalRange {
         link: &Arc<dyn Link>,
         runtime: &Handle,
     ) -> Result<Option<Arc<dyn Registered>>, Status> {
-        loop {
+        // Twice, because another runtime may have begun, and ended.
+        for _ in 0..2 {
             match self.ask(link, runtime).map_err(failed)? {
                 Answer::Yes(registered) => return Ok(Some(registered)),
                 Answer::No => return Ok(None),
-                Answer::Later(mut asked) => {
-                    // Fails when it is known.
-                    let _ = asked.changed().await;
-                }
+                Answer::Later(asked) => self.until_closed(vec![asked]).await?,
             }
         }
+        Ok(self.registered_already(link, runtime))
     }
 
     /// Returns the region as this link's device has it. `None`: the device does not have it, and registers it for later if it can.
@@ -221,25 +227,39 @@ impl LocalRange {
     ///
     /// FAILED_PRECONDITION, if the region was revoked.
     pub(crate) async fn settled(&self) -> Result<(), Status> {
-        over(self.change(|transfers| transfers.before(&self.range, true)).map_err(failed)?).await;
-        Ok(())
+        let before = self.change(|transfers| transfers.before(&self.range, true)).map_err(failed)?;
+        self.until_closed(before).await
     }
 
     /// Waits for this range's turn in a transfer, which `changes` it. Transfers that would get in each other's way have their turns in
-    /// the order of this call. The turn ends when the sender is dropped, which closes the receiver.
+    /// the order of this call. The turn ends when the last clone of it is dropped.
     ///
     /// # Errors
     ///
     /// FAILED_PRECONDITION, if the region was revoked.
-    pub(crate) async fn turn(
-        &self,
-        changes: bool,
-    ) -> Result<(watch::Sender<()>, watch::Receiver<()>), Status> {
-        let (sender, is_over) = watch::channel(());
-        let entered = Entered { range: self.range(), changes, over: is_over.clone() };
-        over(self.change(|transfers| transfers.enter(entered)).map_err(failed)?).await;
-        self.check()?;
-        Ok((sender, is_over))
+    pub(crate) async fn turn(&self, changes: bool) -> Result<Turn, Status> {
+        let (turn, over) = watch::channel(());
+        let entered = Entered { range: self.range(), changes, over };
+        let before = self.change(|transfers| transfers.enter(entered)).map_err(failed)?;
+        self.until_closed(before).await?;
+        Ok(Turn(turn))
+    }
+
+    /// Waits until all these are closed.
+    ///
+    /// # Errors
+    ///
+    /// FAILED_PRECONDITION, if the region was or is revoked.
+    async fn until_closed(&self, all: Vec<watch::Receiver<()>>) -> Result<(), Status> {
+        let mut revoked = self.change(|transfers| transfers.revoked.subscribe()).map_err(failed)?;
+        for mut one in all {
+            // Either fails when it is closed.
+            tokio::select! {
+                _ = one.changed() => {}
+                _ = revoked.changed() => return Err(failed(Outcome::Gone)),
+            }
+        }
+        Ok(())
     }
 
     fn change<R>(&self, change: impl FnOnce(&mut Transfers) -> R) -> Result<R, Outcome> {
@@ -251,10 +271,6 @@ impl LocalRange {
     }
 }
 
-/// Waits until these transfers are over.
-async fn over(transfers: Vec<watch::Receiver<()>>) {
-    for mut transfer in transfers {
-        // Fails when it is over.
-        let _ = transfer.changed().await;
-    }
-}
+/// A transfer's turn. Devices keep clones as long as they may move something.
+#[derive(Clone)]
+pub(crate) struct Turn(#[expect(dead_code, reason = "for its drop")] watch::Sender<()>);

@@ -28,6 +28,7 @@ pub(crate) use self::giving::GivenGrant;
 use self::giving::GivenGrants;
 use self::lending::OnLoan;
 pub(crate) use self::lending::{Lending, LentMemory, Used};
+use self::local::Turn;
 pub(crate) use self::local::{LocalMemory, LocalRange, Transfers};
 pub(crate) use self::owner::{ExportedMemory, Memory, Offered, Progress, failed};
 pub(crate) use self::ranges::{check_number, check_range, range};
@@ -44,6 +45,10 @@ use crate::transport::Atomic;
 
 /// How many accesses a side has under way at once. Further ones wait.
 const MOST: usize = 64;
+
+/// How many mebibytes of transfers between the peer's memory and regions a device has to do at once. Further ones wait, so that a grant can
+/// be taken back soon.
+const MOST_MOVING: usize = 128;
 
 /// Writes are cut into pieces of so many bytes, so that none holds up its receiver for long.
 pub(crate) const PIECE: usize = 1 << 20;
@@ -66,6 +71,8 @@ pub(crate) struct Accesses {
     started: Mutex<rank::Leaf, Started>,
     /// A permit for each of them.
     permits: Arc<Semaphore>,
+    /// A permit for each mebibyte, or part of one, that this side's device moves between the peer's memory and regions.
+    moving: Arc<Semaphore>,
     /// Notified when one is started.
     pub(crate) begun: Notify,
     /// Memory of the peer that this side may use by itself.
@@ -107,6 +114,7 @@ impl Accesses {
             runtime,
             started: Mutex::default(),
             permits: Arc::new(Semaphore::new(MOST)),
+            moving: Arc::new(Semaphore::new(MOST_MOVING)),
             begun: Notify::new(),
             taken: Mutex::default(),
             given: Mutex::default(),

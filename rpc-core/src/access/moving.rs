@@ -3,18 +3,19 @@
 //! By a grant this side's device moves the bytes to or from the region itself. Otherwise they go by messages, and are copied.
 
 use std::collections::VecDeque;
+use std::future::Future;
 use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 use super::awaiting::Begun;
 use super::owner::failed;
-use super::{Accesses, LocalRange, PIECE};
+use super::{Accesses, LocalRange, PIECE, Turn};
 use crate::proto::wire::{Accessed, Granted, Operation, Target};
 use crate::status::{Executed, Status};
-use crate::transport::Link;
+use crate::transport::{Link, Registered};
 
 /// Bytes that a device moves by one descriptor. The owner can take the grant back between two such parts.
 const PART: usize = 16 << 20;
@@ -38,10 +39,13 @@ impl Accesses {
         offset: u64,
         into: &LocalRange,
     ) -> Result<(), Status> {
-        into.check()?;
+        if into.len() == 0 {
+            return into.check();
+        }
+        let turn = into.turn(true).await?;
         for (begin, part) in into.parts(PART) {
             let offset = offset.saturating_add(begin as u64);
-            if !self.part_is_read(target, offset, &part).await? {
+            if !self.part_is_read(target, offset, &part, &turn).await? {
                 self.read_by_messages(target, offset, &part).await?;
             }
         }
@@ -49,25 +53,53 @@ impl Accesses {
     }
 
     /// Reads a part by this side's device. Returns whether it has done so.
-    async fn part_is_read(&self, target: Target, offset: u64, into: &LocalRange) -> Result<bool, Status> {
-        let Some((link, _)) = self.taken_grant(target, Granted::READ) else { return Ok(false) };
-        let Some(memory) = into.registered(&link, &self.runtime).await? else { return Ok(false) };
-        let (in_effect, mut over) = into.turn(true).await?;
-        let moved = self.still_taken(target, Granted::READ, &link).and_then(|descriptor| {
+    async fn part_is_read(
+        &self,
+        target: Target,
+        offset: u64,
+        into: &LocalRange,
+        turn: &Turn,
+    ) -> Result<bool, Status> {
+        let (over, mut is_over) = watch::channel(());
+        let begin = |link: &dyn Link, descriptor, memory: &dyn Registered| {
             let offset = usize::try_from(offset).ok()?;
-            link.read_granted_into(descriptor, offset, &*memory, into.range(), in_effect)
-        });
-        if self.is_moved(link, moved, into.len()).await {
+            link.read_granted_into(descriptor, offset, memory, into.range(), Box::new((over, turn.clone())))
+        };
+        let Some(moved) = self.by_device(target, Granted::READ, into, begin).await? else {
+            return Ok(false);
+        };
+        if moved.await.is_some() {
             return Ok(true);
         }
         // The device of a link that has failed may still write. Fails when it does not.
-        let _ = over.changed().await;
+        let _ = is_over.changed().await;
         Ok(false)
+    }
+
+    /// Has this side's device begin to move a part, with room for it. `None`: it can't, or not by a grant with this right.
+    async fn by_device(
+        &self,
+        target: Target,
+        right: u8,
+        range: &LocalRange,
+        begin: impl FnOnce(&dyn Link, Bytes, &dyn Registered) -> Option<oneshot::Receiver<()>>,
+    ) -> Result<Option<impl Future<Output = Option<()>>>, Status> {
+        let Some((link, _)) = self.taken_grant(target, right) else { return Ok(None) };
+        let Some(memory) = range.registered(&link, &self.runtime).await? else { return Ok(None) };
+        let mebibytes = (range.len() >> 20) as u32 + 1;
+        let Ok(room) = self.moving.clone().acquire_many_owned(mebibytes).await else { return Ok(None) };
+        // Only now, so that the owner can take the grant back during the waits.
+        let descriptor = self.taken_grant(target, right).filter(|(now, _)| Arc::ptr_eq(now, &link));
+        let moved = descriptor.and_then(|(_, descriptor)| begin(&*link, descriptor, &*memory));
+        let len = range.len();
+        Ok(moved.map(|moved| async move {
+            let _room = room;
+            Begun::new(link, moved, len).await
+        }))
     }
 
     /// Reads a part by messages.
     async fn read_by_messages(&self, target: Target, offset: u64, into: &LocalRange) -> Result<(), Status> {
-        let _turn = into.turn(true).await?;
         let most = PIECE.min(usize::try_from(self.max_read()).unwrap_or(PIECE));
         let mut begin = 0;
         // With their places in the range.
@@ -92,50 +124,71 @@ impl Accesses {
         offset: u64,
         from: &LocalRange,
     ) -> Result<(), Status> {
-        from.check()?;
+        if from.len() == 0 {
+            return from.check();
+        }
+        let mut turn = Some(from.turn(false).await?);
         for (begin, part) in from.parts(PART) {
-            let offset = offset.saturating_add(begin as u64);
-            let written = match self.part_is_written(target, offset, &part).await {
-                Ok(Moved::Whole) => Ok(()),
-                Ok(Moved::Nothing) => self.write_by_messages(target, offset, &part).await,
-                Ok(Moved::Perhaps) => self.write_by_messages(target, offset, &part).await.map_err(in_part),
-                Err(status) => Err(status),
+            let at = offset.saturating_add(begin as u64);
+            let mut written = match &turn {
+                Some(turn) => self.part_is_written(target, at, &part, turn).await,
+                None => Ok(Moved::Nothing),
             };
+            if let Ok(moved @ (Moved::Nothing | Moved::Perhaps)) = written {
+                let is_last = begin + part.len() == from.len();
+                let by_messages = self.write_by_messages(target, at, &part, is_last, &mut turn).await;
+                let may_be_written = matches!(moved, Moved::Perhaps);
+                written = by_messages
+                    .map(|()| Moved::Whole)
+                    .map_err(|status| if may_be_written { in_part(status) } else { status });
+            }
             written.map_err(|status| if begin > 0 { in_part(status) } else { status })?;
         }
         Ok(())
     }
 
     /// Writes a part by this side's device.
-    async fn part_is_written(&self, target: Target, offset: u64, from: &LocalRange) -> Result<Moved, Status> {
-        let Some((link, _)) = self.taken_grant(target, Granted::WRITE) else { return Ok(Moved::Nothing) };
-        let Some(memory) = from.registered(&link, &self.runtime).await? else { return Ok(Moved::Nothing) };
-        let (in_effect, _) = from.turn(false).await?;
-        let moved = self.still_taken(target, Granted::WRITE, &link).and_then(|descriptor| {
+    async fn part_is_written(
+        &self,
+        target: Target,
+        offset: u64,
+        from: &LocalRange,
+        turn: &Turn,
+    ) -> Result<Moved, Status> {
+        let begin = |link: &dyn Link, descriptor, memory: &dyn Registered| {
             let offset = usize::try_from(offset).ok()?;
-            link.write_granted_from(descriptor, offset, &*memory, from.range(), in_effect)
-        });
-        if moved.is_none() {
-            return Ok(Moved::Nothing);
-        }
-        Ok(if self.is_moved(link, moved, from.len()).await { Moved::Whole } else { Moved::Perhaps })
+            link.write_granted_from(descriptor, offset, memory, from.range(), Box::new(turn.clone()))
+        };
+        Ok(match self.by_device(target, Granted::WRITE, from, begin).await? {
+            None => Moved::Nothing,
+            Some(moved) => moved.await.map_or(Moved::Perhaps, |()| Moved::Whole),
+        })
     }
 
-    /// Writes a part by messages.
-    async fn write_by_messages(&self, target: Target, offset: u64, from: &LocalRange) -> Result<(), Status> {
-        let _turn = from.turn(false).await?;
+    /// Writes a part by messages. The turn ends when the last piece of the last part was copied: a peer that does not answer must not keep
+    /// others from the region.
+    async fn write_by_messages(
+        &self,
+        target: Target,
+        offset: u64,
+        from: &LocalRange,
+        is_last: bool,
+        turn: &mut Option<Turn>,
+    ) -> Result<(), Status> {
         let most = self.longest_write();
         let (mut begin, mut started) = (0, 0);
         let mut pieces = VecDeque::with_capacity(AT_ONCE);
         loop {
             while begin < from.len() && pieces.len() < AT_ONCE {
-                let len = most.min(from.len() - begin);
-                let piece =
-                    self.write_piece(target, offset.saturating_add(begin as u64), from, begin..begin + len);
-                let piece =
-                    piece.await.map_err(|status| if started > 0 { in_part(status) } else { status })?;
-                pieces.push_back(piece);
-                (begin, started) = (begin + len, started + 1);
+                let piece = begin..from.len().min(begin + most);
+                begin = piece.end;
+                let at = offset.saturating_add(piece.start as u64);
+                let piece = self.write_piece(target, at, from, piece).await;
+                pieces.push_back(piece.map_err(|status| if started > 0 { in_part(status) } else { status })?);
+                started += 1;
+            }
+            if is_last && begin == from.len() {
+                *turn = None;
             }
             let Some(piece) = pieces.pop_front() else { return Ok(()) };
             let outcome = self.outcome(target, piece).await;
@@ -154,20 +207,6 @@ impl Accesses {
         let permit = self.permit().await?;
         let bytes = from.copy(piece.start, piece.len()).map_err(failed)?;
         self.start_with(permit, target, offset, Operation::Write(bytes.into()), 0..=0)
-    }
-
-    /// Returns the descriptor of a grant with this right, if there still is one, and it is for this link.
-    fn still_taken(&self, target: Target, right: u8, link: &Arc<dyn Link>) -> Option<Bytes> {
-        let (now, descriptor) = self.taken_grant(target, right)?;
-        Arc::ptr_eq(&now, link).then_some(descriptor)
-    }
-
-    /// Waits until a link has moved so many bytes. Returns false if it does not.
-    async fn is_moved(&self, link: Arc<dyn Link>, moved: Option<oneshot::Receiver<()>>, len: usize) -> bool {
-        match moved {
-            Some(moved) => Begun::new(link, moved, len).await.is_some(),
-            None => false,
-        }
     }
 }
 

@@ -5,6 +5,7 @@
 //! what is sent next. A link takes as many frames as it has room for, on the thread that has something to send. It
 //! delivers what arrives from its own task.
 
+use std::any::Any;
 use std::fmt;
 use std::future::Future;
 use std::net::SocketAddr;
@@ -180,7 +181,7 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
         _offset: usize,
         _into: &dyn Registered,
         _range: Range<usize>,
-        _in_effect: watch::Sender<()>,
+        _in_effect: Box<dyn Any + Send + Sync>,
     ) -> Option<oneshot::Receiver<()>> {
         None
     }
@@ -196,7 +197,7 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
         _offset: usize,
         _from: &dyn Registered,
         _range: Range<usize>,
-        _in_effect: watch::Sender<()>,
+        _in_effect: Box<dyn Any + Send + Sync>,
     ) -> Option<oneshot::Receiver<()>> {
         None
     }

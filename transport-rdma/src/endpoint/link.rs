@@ -1,5 +1,6 @@
 //! A link as a session has it.
 
+use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -106,7 +107,7 @@ impl Link for RdmaLink {
         offset: usize,
         into: &dyn Registered,
         range: Range<usize>,
-        in_effect: watch::Sender<()>,
+        in_effect: Box<dyn Any + Send + Sync>,
     ) -> Option<oneshot::Receiver<()>> {
         self.core.read_granted_into(descriptor, offset, into, range, in_effect)
     }
@@ -117,7 +118,7 @@ impl Link for RdmaLink {
         offset: usize,
         from: &dyn Registered,
         range: Range<usize>,
-        in_effect: watch::Sender<()>,
+        in_effect: Box<dyn Any + Send + Sync>,
     ) -> Option<oneshot::Receiver<()>> {
         self.core.write_granted_from(descriptor, offset, from, range, in_effect)
     }

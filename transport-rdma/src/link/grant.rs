@@ -143,13 +143,17 @@ impl LinkCore {
         let (place, qp, needs_window) = self.begin_grant()?;
         let (sender, exposed) = oneshot::channel();
         let registrations = Arc::clone(&self.resources.registrations);
+        let GrantTerms { read, write, atomics, in_effect } = terms;
+        let access = RemoteAccess { read, write, atomics };
+        // Not on the control thread, on which links are taken down: to pin gigabytes takes seconds.
+        let registered =
+            tokio::task::spawn_blocking(move || registrations.register(&words, access.changes()));
+        let registered = registered.await.ok()?;
         self.resources.rendezvous_pool.control().spawn(move || {
-            let GrantTerms { read, write, atomics, in_effect } = terms;
-            let access = RemoteAccess { read, write, atomics };
-            let exposed = registrations.register(&words, access.changes()).and_then(|words| {
+            let exposed = registered.and_then(|words| {
                 // Each grant adds a window to those of messages, so that it takes none of these.
                 qp.alloc_windows(usize::from(needs_window))?;
-                UsedWords::new(words, in_effect).expose(&*qp, access)
+                UsedWords::new(words, Box::new(in_effect)).expose(&*qp, access)
             });
             // Nobody waits if the future was dropped. Then the window lets go of the words with its queue pair.
             let _ = sender.send(exposed);
@@ -187,11 +191,12 @@ impl LinkCore {
                 if !pool.contains_range(start..start + len) {
                     return None;
                 }
-                let words = UsedWords::new(Arc::new(RegisteredWords::within_arena(words, len)), in_effect);
+                let words =
+                    UsedWords::new(Arc::new(RegisteredWords::within_arena(words, len)), Box::new(in_effect));
                 qp.expose_words(Arc::new(words), RemoteAccess::WRITE)
             }
             DirectMemory::Registered { memory, range, write } => {
-                let words = UsedWords::of_part(self.registered(&*memory)?, &range, in_effect)?;
+                let words = UsedWords::of_part(self.registered(&*memory)?, &range, Box::new(in_effect))?;
                 let access = if write { RemoteAccess::WRITE } else { RemoteAccess::READ };
                 qp.expose_words(Arc::new(words), access)
             }

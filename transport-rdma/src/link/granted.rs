@@ -1,12 +1,13 @@
 //! Memory of the peer that this side uses by itself: regions and loans, as far as the peer has granted them.
 
+use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use farcall_core::transport::{Atomic, DeviceId, Direction, Registered};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::oneshot;
 
 use super::LinkCore;
 use super::grant::GrantedRange;
@@ -36,7 +37,7 @@ impl LinkCore {
         offset: usize,
         into: &dyn Registered,
         range: Range<usize>,
-        in_effect: watch::Sender<()>,
+        in_effect: Box<dyn Any + Send + Sync>,
     ) -> Option<oneshot::Receiver<()>> {
         let remote = GrantedRange::decode(&descriptor)?.part(offset, range.len())?;
         let into = ReadTarget::within(Arc::new(UsedWords::new(self.registered(into)?, in_effect)));
@@ -53,7 +54,7 @@ impl LinkCore {
         offset: usize,
         from: &dyn Registered,
         range: Range<usize>,
-        in_effect: watch::Sender<()>,
+        in_effect: Box<dyn Any + Send + Sync>,
     ) -> Option<oneshot::Receiver<()>> {
         let len = range.len();
         let remote = GrantedRange::decode(&descriptor)?.part(offset, len).filter(|_| len > 0)?;

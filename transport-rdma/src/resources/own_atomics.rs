@@ -68,7 +68,7 @@ impl OwnAtomics {
     ) -> Option<Arc<dyn DeviceAtomics>> {
         let (this, device) = (Arc::clone(&self), self.id?);
         let open = move || {
-            let words = UsedWords::new(this.registrations.register(&words, true)?, in_effect);
+            let words = UsedWords::new(this.registrations.register(&words, true)?, Box::new(in_effect));
             let loopback = this.loopback(&path)?;
             let exposure = loopback.expose(words)?;
             Ok::<_, Unavailable>(exposure.map(|exposure| OwnNumbers { device, loopback, exposure }))

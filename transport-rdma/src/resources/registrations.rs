@@ -8,7 +8,6 @@ use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use farcall_core::transport::{DeviceId, Registered, Words};
-use tokio::sync::watch;
 
 use super::control::{Control, DropOnControlThread};
 use crate::device::{
@@ -59,11 +58,11 @@ pub(crate) struct UsedWords {
     /// Their addresses.
     range: Range<usize>,
     #[expect(dead_code, reason = "it is dropped with the words")]
-    in_effect: watch::Sender<()>,
+    in_effect: Box<dyn Any + Send + Sync>,
 }
 
 impl UsedWords {
-    pub(crate) fn new(words: Arc<dyn SharesWords>, in_effect: watch::Sender<()>) -> Self {
+    pub(crate) fn new(words: Arc<dyn SharesWords>, in_effect: Box<dyn Any + Send + Sync>) -> Self {
         Self { range: words.range(), words, in_effect }
     }
 
@@ -71,7 +70,7 @@ impl UsedWords {
     pub(crate) fn of_part(
         words: Arc<dyn SharesWords>,
         part: &Range<usize>,
-        in_effect: watch::Sender<()>,
+        in_effect: Box<dyn Any + Send + Sync>,
     ) -> Option<Self> {
         let all = words.range();
         let range = all.start + part.start..all.start + part.end;

@@ -24,10 +24,10 @@ fn region() -> Region {
 async fn transfers_have_their_turns_in_order_where_they_would_get_in_each_others_way() {
     let region = region();
     let range = |range| region.local(range).unwrap();
-    let (first, _) = range(0..50).turn(false).await.unwrap();
+    let first = range(0..50).turn(false).await.unwrap();
     // Others that change nothing go on beside it, and so does one of another range.
-    let (second, _) = range(40..60).turn(false).await.unwrap();
-    let (_beside, _) = range(60..70).turn(true).await.unwrap();
+    let second = range(40..60).turn(false).await.unwrap();
+    let _beside = range(60..70).turn(true).await.unwrap();
     let changing = range(45..55);
     let mut changing = pin!(changing.turn(true));
     assert!(is_pending(changing.as_mut()));
@@ -42,10 +42,12 @@ async fn transfers_have_their_turns_in_order_where_they_would_get_in_each_others
     settled.await.unwrap();
     assert!(is_pending(changing.as_mut()));
     drop(second);
-    let (turn, mut over) = changing.await.unwrap();
-    assert!(is_pending(later.as_mut()) && is_pending(pin!(over.changed())));
+    let turn = changing.await.unwrap();
+    // As a device has it.
+    let clone = turn.clone();
     drop(turn);
-    over.changed().await.unwrap_err();
+    assert!(is_pending(later.as_mut()));
+    drop(clone);
     later.await.unwrap();
 }
 
@@ -53,7 +55,7 @@ async fn transfers_have_their_turns_in_order_where_they_would_get_in_each_others
 async fn nobody_waits_for_a_turn_that_was_given_up() {
     let region = region();
     let range = region.local(..).unwrap();
-    let (turn, _) = range.turn(true).await.unwrap();
+    let turn = range.turn(true).await.unwrap();
     {
         let given_up = pin!(range.turn(true));
         assert!(is_pending(given_up));
@@ -67,17 +69,19 @@ async fn nobody_waits_for_a_turn_that_was_given_up() {
 async fn a_region_that_is_revoked_has_no_more_turns() {
     let region = region();
     let range = region.local(..).unwrap();
-    let (turn, _) = range.turn(true).await.unwrap();
+    let _turn = range.turn(true).await.unwrap();
     let mut waiting = pin!(range.turn(true));
-    assert!(is_pending(waiting.as_mut()));
+    let mut settled = pin!(range.settled());
+    assert!(is_pending(waiting.as_mut()) && is_pending(settled.as_mut()));
+    // Those who wait are told, though the turn before has not ended.
     region.revoke().await;
-    drop(turn);
     let codes = [
-        waiting.await.unwrap_err(),
-        range.turn(false).await.unwrap_err(),
+        waiting.await.err().unwrap(),
+        settled.await.unwrap_err(),
+        range.turn(false).await.err().unwrap(),
         range.settled().await.unwrap_err(),
     ];
-    assert_eq!(codes.map(|status| status.code()), [Code::FailedPrecondition; 3]);
+    assert_eq!(codes.map(|status| status.code()), [Code::FailedPrecondition; 4]);
 }
 
 /// A device that registers as many regions as it is given permits for, unless it refuses.
@@ -207,6 +211,17 @@ fn a_runtime_that_ends_leaves_the_registration_to_another() {
     let second = runtime();
     let registered = second.block_on(range.registered(&link, second.handle()));
     assert!(registered.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn nobody_waits_for_a_registration_on_a_runtime_that_has_ended() {
+    let (_, link) = device();
+    let region = region();
+    let range = region.local(..).unwrap();
+    let ended = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let handle = ended.handle().clone();
+    ended.shutdown_background();
+    assert!(range.registered(&link, &handle).await.unwrap().is_none());
 }
 
 #[test]

@@ -134,7 +134,7 @@ async fn words_move_between_both_sides() {
     let (words, ours) = registered(t.link()).await;
     let (in_effect, mut over) = watch::channel(());
     // All but a word at each end.
-    let moved = t.link().read_granted_into(t.descriptor(), 16, &*ours, 8..8184, in_effect).unwrap();
+    let moved = t.link().read_granted_into(t.descriptor(), 16, &*ours, 8..8184, Box::new(in_effect)).unwrap();
     tokio::time::timeout(LIMIT, moved).await.expect("nobody says so").unwrap();
     assert!(tokio::time::timeout(LIMIT, over.changed()).await.expect("it is kept").is_err());
     assert_eq!(values(&words[..1]), [0]);
@@ -142,7 +142,7 @@ async fn words_move_between_both_sides() {
     assert_eq!(values(&words[1023..]), [0]);
 
     let (in_effect, mut over) = watch::channel(());
-    let moved = t.link().write_granted_from(t.descriptor(), 0, &*ours, 80..96, in_effect).unwrap();
+    let moved = t.link().write_granted_from(t.descriptor(), 0, &*ours, 80..96, Box::new(in_effect)).unwrap();
     tokio::time::timeout(LIMIT, moved).await.expect("nobody says so").unwrap();
     assert!(tokio::time::timeout(LIMIT, over.changed()).await.expect("it is kept").is_err());
     assert_eq!(values(&t.memory[..3]), [11, 12, 2]);
@@ -156,10 +156,10 @@ async fn words_move_within_their_bounds_by_the_device_that_has_them() {
     let (_, foreign) = registered(elsewhere.link()).await;
     assert_ne!(t.link().registrar(), elsewhere.link().registrar());
     let read = |into: &Arc<dyn Registered>, range| {
-        t.link().read_granted_into(t.descriptor(), 0, &**into, range, watch::channel(()).0).is_some()
+        t.link().read_granted_into(t.descriptor(), 0, &**into, range, Box::new(())).is_some()
     };
     let write = |from: &Arc<dyn Registered>, range| {
-        t.link().write_granted_from(t.descriptor(), 0, &**from, range, watch::channel(()).0).is_some()
+        t.link().write_granted_from(t.descriptor(), 0, &**from, range, Box::new(())).is_some()
     };
     assert!(read(&ours, 0..8192) && write(&ours, 0..8192));
     assert!(!read(&foreign, 0..8) && !write(&foreign, 0..8));
@@ -186,7 +186,8 @@ async fn a_transfer_that_is_given_up_goes_on_no_longer_than_it_must() {
     let memory = link.clone().register(Arc::clone(&ours) as Words).await.unwrap();
     fabric.set_traffic(false);
     let (in_effect, mut over) = watch::channel(());
-    let moved = link.read_granted_into(grant.descriptor.clone(), 0, &*memory, 0..LONG, in_effect).unwrap();
+    let moved =
+        link.read_granted_into(grant.descriptor.clone(), 0, &*memory, 0..LONG, Box::new(in_effect)).unwrap();
     drop(moved);
     fabric.set_traffic(true);
     assert!(tokio::time::timeout(LIMIT, over.changed()).await.expect("it is kept").is_err());
@@ -194,7 +195,8 @@ async fn a_transfer_that_is_given_up_goes_on_no_longer_than_it_must() {
     assert!(read > 0 && read <= LONG / 8, "{read} bytes were read");
     // The link is as it was.
     let (in_effect, _over) = watch::channel(());
-    let moved = link.read_granted_into(grant.descriptor.clone(), 0, &*memory, 0..LONG, in_effect).unwrap();
+    let moved =
+        link.read_granted_into(grant.descriptor.clone(), 0, &*memory, 0..LONG, Box::new(in_effect)).unwrap();
     tokio::time::timeout(LIMIT, moved).await.expect("nobody says so").unwrap();
     assert!(values(&ours).iter().all(|value| *value == 1));
 }
@@ -206,7 +208,7 @@ async fn words_of_a_failed_link_are_let_go_when_its_device_does_nothing_more() {
     let (_, ours) = registered(t.link()).await;
     t.fabric.set_traffic(false);
     let (in_effect, mut over) = watch::channel(());
-    let moved = t.link().read_granted_into(t.descriptor(), 0, &*ours, 0..80, in_effect).unwrap();
+    let moved = t.link().read_granted_into(t.descriptor(), 0, &*ours, 0..80, Box::new(in_effect)).unwrap();
     assert!(over.has_changed().is_ok());
     t.fabric.expire();
     assert!(tokio::time::timeout(LIMIT, moved).await.expect("nobody says so").is_err());

@@ -122,7 +122,8 @@ impl BulkRead {
     /// messages, and are copied, if the device can't register the region, or the client's memory is not such that it can be read. The
     /// copies take up to 4 MiB.
     ///
-    /// Transfers of one region that would get in each other's way take turns, in the order in which they were begun.
+    /// Transfers of one region that would get in each other's way take turns, in the order in which they were begun. A client that does not
+    /// answer keeps its turn as long as its call lasts, so bound that by a deadline where others need the page.
     ///
     /// # Cancel safety
     ///

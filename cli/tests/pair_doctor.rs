@@ -14,7 +14,7 @@ use serde_json::Value;
 use tokio::sync::Notify;
 
 /// A guard against hangs only.
-const PATIENCE: Duration = Duration::from_secs(200);
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Drops RoCE's packets.
 const DROP: &str = "nft add table inet t

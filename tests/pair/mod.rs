@@ -9,7 +9,7 @@ use farcall::{Bytes, Channel, Config, Server};
 use tokio::sync::Notify;
 
 /// A guard against hangs only.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
 
 #[farcall::service(package = "test")]
 pub(crate) trait Echo {

@@ -43,15 +43,14 @@ pub(crate) trait LentMemory: Memory {
 #[derive(Debug)]
 pub(super) struct OnLoan {
     memory: Arc<dyn LentMemory>,
-    /// Whether the loan is about to end: those who read in pieces leave the lock to that.
-    is_ending: AtomicBool,
+    /// Set before the lock is taken to end the loan, so that a reader of many pieces leaves the lock to that.
+    has_ended: AtomicBool,
     /// An access holds the lock, so none goes on when the loan has ended.
     state: Mutex<rank::OnLoan, State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    has_ended: bool,
     /// How many accesses there were.
     accesses: u64,
     /// The grant by which the server uses the memory by itself, until it gives the grant back.
@@ -66,11 +65,9 @@ impl OnLoan {
         &self,
         access: impl FnOnce(&dyn Memory) -> Result<R, Outcome>,
     ) -> Result<R, Outcome> {
-        if self.is_ending.load(Ordering::Relaxed) {
-            return Err(Outcome::Gone);
-        }
         let mut state = self.state.lock();
-        if state.has_ended {
+        // The lock orders it: an access that comes after the end sees it.
+        if self.has_ended.load(Ordering::Relaxed) {
             return Err(Outcome::Gone);
         }
         state.accesses += 1;
@@ -129,7 +126,7 @@ impl Accesses {
                 return None;
             }
             let loan =
-                OnLoan { memory: memory.clone(), is_ending: AtomicBool::new(false), state: Mutex::default() };
+                OnLoan { memory: memory.clone(), has_ended: AtomicBool::new(false), state: Mutex::default() };
             lending.offers.extend(self.offer(&**memory).map(|offer| (lending.loans.len(), offer)));
             lending.loans.push(Arc::new(loan));
         }
@@ -178,10 +175,9 @@ impl Drop for Lending {
             }
         }
         for loan in self.loans.drain(..) {
-            loan.is_ending.store(true, Ordering::Relaxed);
+            loan.has_ended.store(true, Ordering::Relaxed);
             // Waits for an access to at most a mebibyte that is being done.
             let mut state = loan.state.lock();
-            state.has_ended = true;
             let (grant, in_effect) = (state.grant.take(), state.in_effect.take());
             drop(state);
             if let Some(grant) = grant {

@@ -249,8 +249,11 @@ impl LocalRange {
     ///
     /// # Errors
     ///
-    /// FAILED_PRECONDITION, if the region was or is revoked.
+    /// FAILED_PRECONDITION, if the region is revoked meanwhile.
     async fn until_closed(&self, all: Vec<watch::Receiver<()>>) -> Result<(), Status> {
+        if all.is_empty() {
+            return Ok(());
+        }
         let mut revoked = self.change(|transfers| transfers.revoked.subscribe()).map_err(failed)?;
         for mut one in all {
             // Either fails when it is closed.

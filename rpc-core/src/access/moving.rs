@@ -128,27 +128,29 @@ impl Accesses {
             return from.check();
         }
         let mut turn = Some(from.turn(false).await?);
+        // Whether some of the bytes may be there already.
+        let mut has_begun = false;
         for (begin, part) in from.parts(PART) {
             let at = offset.saturating_add(begin as u64);
-            let mut written = match &turn {
-                Some(turn) => self.part_is_written(target, at, &part, turn).await,
+            let moved = match &turn {
+                Some(turn) => self.move_part(target, at, &part, turn).await,
                 None => Ok(Moved::Nothing),
             };
-            if let Ok(moved @ (Moved::Nothing | Moved::Perhaps)) = written {
+            let moved = moved.map_err(|status| if has_begun { in_part(status) } else { status })?;
+            has_begun |= !matches!(moved, Moved::Nothing);
+            if !matches!(moved, Moved::Whole) {
                 let is_last = begin + part.len() == from.len();
-                let by_messages = self.write_by_messages(target, at, &part, is_last, &mut turn).await;
-                let may_be_written = matches!(moved, Moved::Perhaps);
-                written = by_messages
-                    .map(|()| Moved::Whole)
-                    .map_err(|status| if may_be_written { in_part(status) } else { status });
+                let last = if is_last { turn.take() } else { None };
+                let written = self.write_by_messages(target, at, &part, last).await;
+                written.map_err(|status| if has_begun { in_part(status) } else { status })?;
+                has_begun = true;
             }
-            written.map_err(|status| if begin > 0 { in_part(status) } else { status })?;
         }
         Ok(())
     }
 
     /// Writes a part by this side's device.
-    async fn part_is_written(
+    async fn move_part(
         &self,
         target: Target,
         offset: u64,
@@ -165,15 +167,14 @@ impl Accesses {
         })
     }
 
-    /// Writes a part by messages. The turn ends when the last piece of the last part was copied: a peer that does not answer must not keep
-    /// others from the region.
+    /// Writes a part by messages. The turn, which comes with the last part, ends when that is copied: a peer that does not answer must not
+    /// keep others from the region.
     async fn write_by_messages(
         &self,
         target: Target,
         offset: u64,
         from: &LocalRange,
-        is_last: bool,
-        turn: &mut Option<Turn>,
+        mut turn: Option<Turn>,
     ) -> Result<(), Status> {
         let most = self.longest_write();
         let (mut begin, mut started) = (0, 0);
@@ -187,8 +188,8 @@ impl Accesses {
                 pieces.push_back(piece.map_err(|status| if started > 0 { in_part(status) } else { status })?);
                 started += 1;
             }
-            if is_last && begin == from.len() {
-                *turn = None;
+            if begin == from.len() {
+                drop(turn.take());
             }
             let Some(piece) = pieces.pop_front() else { return Ok(()) };
             let outcome = self.outcome(target, piece).await;

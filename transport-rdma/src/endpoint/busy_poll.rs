@@ -183,7 +183,7 @@ impl Shard {
         }
         let mut taken = 0;
         while let Some(Completion::Moved { qp_num, tag, .. }) = done.get(taken)
-            && LinkCore::is_of_granted(*tag)
+            && LinkCore::is_granted(*tag)
         {
             taken += 1;
             if self.link(*qp_num).is_some_and(|link| link.on_moved()) {

@@ -328,8 +328,8 @@ impl LinkCore {
         }
     }
 
-    /// Whether a READ or WRITE of this tag is of a region.
-    pub(crate) fn is_of_granted(tag: u64) -> bool {
+    /// Whether a READ or WRITE of this tag is of granted memory.
+    pub(crate) fn is_granted(tag: u64) -> bool {
         tag == GRANTED
     }
 

@@ -1,8 +1,8 @@
 //! A device's control threads: where calls run that block.
 //!
 //! Creating, connecting and destroying queue pairs and registering memory take milliseconds, and `modify_qp` up to a
-//! second: too long for a thread that runs tasks. There are two lanes. Taking links down and registering memory run on
-//! one thread, one after the other. Setting links up runs on a few threads beside it, which exist while there is such
+//! second: too long for a thread that runs tasks. There are two lanes. Taking links down and registering memory for messages run
+//! on one thread, one after the other. The memory of applications, which may be gigabytes, is registered by tokio's blocking threads. Setting links up runs on a few threads beside it, which exist while there is such
 //! work. So neither a burst of new links nor a device that does not return from a call keeps old links from going.
 //! Connecting a link goes before beginning another: a peer waits for it.
 

@@ -72,11 +72,13 @@ pub struct Limits {
     /// most is closed, and told why. The last eighth is for what is under way then. A share is that of one client address among all, and of one connection among those
     /// from its address.
     pub memory: u64,
-    /// How many connections a server accepts at once. It tells a further client that it is overloaded; that client's
-    /// calls fail as not executed. Clients ignore this setting. Default 16,384; at least 1.
+    /// How many connections a server has at once. When a further client comes, the server drains the newest connection of the
+    /// address that has most, if that has more than the client's address, and closes it after a second. Otherwise it tells the
+    /// client that it is overloaded; that client's calls fail as not executed. Clients ignore this setting. Default 16,384; at
+    /// least 1.
     pub connections: u32,
     /// How many of those may come from one address, or, for IPv6, from one network whose prefix has 64 bits. Further ones are
-    /// refused like those above `connections`. Default 4096; at least 1.
+    /// refused. Default 4096; at least 1.
     pub connections_per_address: u32,
     /// For servers: how many connections may be there whose HELLO has not arrived. When there are more, the oldest such
     /// connection of the address that has most of them is closed. Default 1024; at least 1.

@@ -295,12 +295,19 @@ impl Connection {
         self.close_as(CloseCode::Silent, self.status(detail, Executed::Maybe, Blame::Peer));
     }
 
-    /// Server: closes the connection because it is too old, and its calls did not end within `grace`.
-    pub(crate) fn close_old(&self, grace: Duration) {
-        let detail = format!(
-            "the connection was too old, and its calls went on for {grace:?} (limits.max_connection_age_grace_ms)"
-        );
-        self.close_as(CloseCode::Done, self.status(detail, Executed::Maybe, Blame::Environment));
+    /// Server: drains the connection, and closes it after `grace` if its calls go on. Returns its status.
+    pub(crate) async fn drain_within(&self, reason: &str, grace: Option<Duration>) -> Status {
+        let drained = self.drain(reason);
+        match grace {
+            None => drained.await,
+            Some(grace) => {
+                if tokio::time::timeout(grace, drained).await.is_err() {
+                    let detail = format!("{reason}; its calls did not end within {grace:?}");
+                    self.close_as(CloseCode::Done, self.status(detail, Executed::Maybe, Blame::Environment));
+                }
+            }
+        }
+        self.closed().await
     }
 
     /// Server: closes the connection without waiting for running handlers.

@@ -39,15 +39,14 @@ impl Connection {
         settings: Arc<Settings>,
         account: Arc<Account>,
         registry: Arc<Registry>,
-        displaced: impl Future<Output = ()>,
+        displaced: impl Future<Output = String>,
     ) -> Result<Arc<Self>, Status> {
         let class = TrafficClass::Normal; // Until its HELLO says otherwise.
         let connection = Self::start(Role::Server, class, stream, settings, account, Some(registry));
         let guard = CloseOnDrop(Some(connection));
         tokio::select! {
             greeted = guard.greeted() => greeted?,
-            () = displaced => {
-                let why = "the server has too many unfinished handshakes (limits.handshakes)";
+            why = displaced => {
                 let status = guard.status(why, Executed::No, Blame::Environment);
                 guard.close_as(CloseCode::Overloaded, status.clone());
                 guard.sender.stream().abort();

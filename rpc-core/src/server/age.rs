@@ -3,7 +3,7 @@
 use std::future::pending;
 use std::sync::Arc;
 
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use super::ServerCore;
 use crate::backoff::varied;
@@ -19,16 +19,9 @@ impl ServerCore {
         let limits = &self.settings.limits;
         let Some(age) = limits.max_connection_age() else { return pending().await };
         sleep(varied(age, VARIED)).await;
-        let reason = format!("the connection is older than {age:?} (limits.max_connection_age_ms)");
-        let drained = connection.drain(&reason);
-        match limits.max_connection_age_grace() {
-            None => drained.await,
-            Some(grace) => {
-                if timeout(grace, drained).await.is_err() {
-                    connection.close_old(grace);
-                }
-            }
-        }
-        connection.closed().await
+        let reason = format!(
+            "the connection is older than {age:?} (limits.max_connection_age_ms, limits.max_connection_age_grace_ms)"
+        );
+        connection.drain_within(&reason, limits.max_connection_age_grace()).await
     }
 }

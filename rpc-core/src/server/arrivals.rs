@@ -1,9 +1,9 @@
 //! The connections that a server accepts: how many in all and from one address, and how many before their HELLO.
 
-use std::collections::{HashMap, VecDeque};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tokio::sync::Notify;
 
@@ -18,28 +18,34 @@ pub(super) struct Arrivals {
 
 #[derive(Default)]
 struct Counts {
-    open: usize,
-    by_origin: HashMap<Origin, usize>,
-    /// The handshakes in progress, the oldest of each origin first.
-    handshakes: HashMap<Origin, VecDeque<Arc<Handshake>>>,
-    /// The number of handshakes in progress.
-    greeting: usize,
-    /// The number of the latest handshake.
+    /// The connections that have a place.
+    open: ByOrigin,
+    /// Those of them whose HELLO has not arrived.
+    greeting: ByOrigin,
+    /// The number of the latest connection.
     last: u64,
 }
 
-/// A connection whose HELLO has not arrived.
-struct Handshake {
-    number: u64,
-    displaced: Notify,
-    is_over: AtomicBool,
+/// Connections by their origins, those of each by their numbers: the oldest comes first.
+#[derive(Default)]
+struct ByOrigin {
+    connections: HashMap<Origin, BTreeMap<u64, Arc<Displaced>>>,
+    count: usize,
 }
 
-/// A connection that was admitted. It counts until this is dropped.
+/// Says whether another connection gets the place of this one, and why.
+#[derive(Default)]
+struct Displaced {
+    why: OnceLock<String>,
+    is_said: Notify,
+}
+
+/// A connection that was admitted. It counts until it is displaced, or this is dropped.
 pub(super) struct Arrival {
     arrivals: Arc<Arrivals>,
     origin: Origin,
-    handshake: Arc<Handshake>,
+    number: u64,
+    displaced: Arc<Displaced>,
 }
 
 impl Arrivals {
@@ -47,8 +53,9 @@ impl Arrivals {
         Arc::new(Self { limits, counts: Mutex::default() })
     }
 
-    /// Admits a connection from this address. When there are too many handshakes, the oldest one of the origin that has most
-    /// of them makes room.
+    /// Admits a connection from this address. When there are too many connections, the newest one of the origin that has most
+    /// of them makes room, if this origin has fewer. When there are too many handshakes, the oldest one of the origin that has
+    /// most of these does.
     ///
     /// # Errors
     ///
@@ -57,29 +64,26 @@ impl Arrivals {
         let Limits { connections, connections_per_address, handshakes, .. } = self.limits;
         let origin = Origin::of(address);
         let mut counts = self.counts();
-        if counts.open >= connections as usize {
-            return Err(format!(
-                "the server has {connections} connections already, which is its limits.connections"
-            ));
-        }
-        let from_here = counts.by_origin.entry(origin).or_default();
-        if *from_here >= connections_per_address as usize && origin != Origin::NONE {
+        let from_here = counts.open.of(origin);
+        if from_here >= connections_per_address as usize && origin != Origin::NONE {
             return Err(format!(
                 "the server has {connections_per_address} connections from this address already, which is its \
                  limits.connections_per_address"
             ));
         }
-        *from_here += 1;
-        counts.open += 1;
-        counts.last += 1;
-        let (number, displaced, is_over) = (counts.last, Notify::new(), AtomicBool::new(false));
-        let handshake = Arc::new(Handshake { number, displaced, is_over });
-        counts.handshakes.entry(origin).or_default().push_back(handshake.clone());
-        counts.greeting += 1;
-        if counts.greeting > handshakes as usize {
-            counts.displace();
+        if counts.open.count >= connections as usize && !counts.make_place(from_here, connections) {
+            return Err(format!(
+                "the server has {connections} connections already, which is its limits.connections"
+            ));
         }
-        Ok(Arrival { arrivals: self.clone(), origin, handshake })
+        counts.last += 1;
+        let (number, displaced) = (counts.last, Arc::<Displaced>::default());
+        counts.open.insert(origin, number, displaced.clone());
+        counts.greeting.insert(origin, number, displaced.clone());
+        if counts.greeting.count > handshakes as usize {
+            counts.end_a_handshake();
+        }
+        Ok(Arrival { arrivals: self.clone(), origin, number, displaced })
     }
 
     fn counts(&self) -> MutexGuard<'_, Counts> {
@@ -88,58 +92,97 @@ impl Arrivals {
 }
 
 impl Counts {
-    /// Ends the oldest handshake of the origin that has most of them.
-    fn displace(&mut self) {
-        let oldest =
-            |queue: &VecDeque<Arc<Handshake>>| queue.front().map_or(0, |first| u64::MAX - first.number);
-        let greediest = self.handshakes.iter().max_by_key(|(_, queue)| (queue.len(), oldest(queue)));
-        let Some(origin) = greediest.map(|(origin, _)| *origin) else { return };
-        if let Some(first) = self.handshakes.get(&origin).and_then(|queue| queue.front()).cloned() {
-            first.displaced.notify_one();
-            self.end(origin, &first);
+    /// Displaces the newest connection of the address that has most, if that has as many afterwards as one that has
+    /// `from_here` and gets another. Returns whether there is a place now.
+    fn make_place(&mut self, from_here: usize, limit: u32) -> bool {
+        // Connections without addresses keep their places: this machine or the program itself made them.
+        let Some((origin, connections)) = self.open.most(|origin| origin != Origin::NONE) else {
+            return false;
+        };
+        if connections.len() < from_here + 2 {
+            return false;
         }
+        let Some((&number, newest)) = connections.last_key_value() else { return false };
+        newest.say(format!(
+            "the server has {limit} connections, which is its limits.connections, most of them from this address, and \
+             another address needs a place"
+        ));
+        self.remove(origin, number);
+        true
     }
 
-    /// Counts a handshake as over.
-    fn end(&mut self, origin: Origin, handshake: &Arc<Handshake>) {
-        if handshake.is_over.swap(true, Ordering::Relaxed) {
-            return;
-        }
-        self.greeting -= 1;
-        let Some(queue) = self.handshakes.get_mut(&origin) else { return };
-        // Most end in the order in which they began.
-        if let Some(at) = queue.iter().position(|other| other.number == handshake.number) {
-            queue.remove(at);
-        }
-        if queue.is_empty() {
-            self.handshakes.remove(&origin);
+    /// Ends the oldest handshake of the origin that has most of them.
+    fn end_a_handshake(&mut self) {
+        let Some((origin, handshakes)) = self.greeting.most(|_| true) else { return };
+        let Some((&number, oldest)) = handshakes.first_key_value() else { return };
+        oldest.say("the server has too many unfinished handshakes (limits.handshakes)".into());
+        self.greeting.remove(origin, number);
+    }
+
+    /// Counts a connection no more.
+    fn remove(&mut self, origin: Origin, number: u64) {
+        self.greeting.remove(origin, number);
+        self.open.remove(origin, number);
+    }
+}
+
+impl ByOrigin {
+    /// Returns the number of connections of an origin.
+    fn of(&self, origin: Origin) -> usize {
+        self.connections.get(&origin).map_or(0, BTreeMap::len)
+    }
+
+    /// Returns that origin of some which has most connections. Of several, the one whose oldest is the oldest of all.
+    fn most(&self, may_be: impl Fn(Origin) -> bool) -> Option<(Origin, &BTreeMap<u64, Arc<Displaced>>)> {
+        let age = |here: &BTreeMap<u64, _>| here.first_key_value().map(|(number, _)| Reverse(*number));
+        let those = self.connections.iter().filter(|(origin, _)| may_be(**origin));
+        let most = those.max_by_key(|(_, here)| (here.len(), age(here)));
+        most.map(|(origin, here)| (*origin, here))
+    }
+
+    fn insert(&mut self, origin: Origin, number: u64, displaced: Arc<Displaced>) {
+        self.count += 1;
+        self.connections.entry(origin).or_default().insert(number, displaced);
+    }
+
+    /// Removes a connection, if it is there.
+    fn remove(&mut self, origin: Origin, number: u64) {
+        let Some(here) = self.connections.get_mut(&origin) else { return };
+        self.count -= usize::from(here.remove(&number).is_some());
+        if here.is_empty() {
+            self.connections.remove(&origin);
         }
     }
 }
 
+impl Displaced {
+    fn say(&self, why: String) {
+        // The first reason stays.
+        let _ = self.why.set(why);
+        self.is_said.notify_one();
+    }
+}
+
 impl Arrival {
-    /// Resolves when another connection needs the place of this handshake.
-    pub(super) async fn displaced(&self) {
-        self.handshake.displaced.notified().await;
+    /// Resolves when another connection needs the place of this one, with the reason. For one task at a time.
+    pub(super) async fn displaced(&self) -> String {
+        loop {
+            if let Some(why) = self.displaced.why.get() {
+                return why.clone();
+            }
+            self.displaced.is_said.notified().await;
+        }
     }
 
     /// Counts the handshake as over, because HELLO has arrived.
     pub(super) fn greeted(&self) {
-        self.arrivals.counts().end(self.origin, &self.handshake);
+        self.arrivals.counts().greeting.remove(self.origin, self.number);
     }
 }
 
 impl Drop for Arrival {
     fn drop(&mut self) {
-        let mut counts = self.arrivals.counts();
-        counts.end(self.origin, &self.handshake);
-        counts.open -= 1;
-        if let Some(from_here) = counts.by_origin.get_mut(&self.origin) {
-            *from_here -= 1;
-            if *from_here == 0 {
-                counts.by_origin.remove(&self.origin);
-            }
-        }
+        self.arrivals.counts().remove(self.origin, self.number);
     }
 }
 
@@ -160,7 +203,7 @@ mod tests {
     }
 
     fn is_displaced(arrival: &Arrival) -> bool {
-        arrival.handshake.is_over.load(Ordering::Relaxed)
+        arrival.displaced.why.get().is_some()
     }
 
     #[test]
@@ -175,9 +218,25 @@ mod tests {
             "{why}"
         );
         let _third = arrivals.admit(address(2)).unwrap();
-        assert!(refusal(address(3)).ends_with("limits.connections"));
+        assert!(refusal(address(2)).ends_with("limits.connections"));
         drop(first);
         assert!(arrivals.admit(address(1)).is_ok());
+    }
+
+    #[test]
+    fn the_newest_connection_of_the_address_with_most_makes_room() {
+        let arrivals = arrivals(|limits| limits.connections = 9);
+        let local: Vec<_> = (0..5).map(|_| arrivals.admit(None).unwrap()).collect();
+        let flood: Vec<_> = (0..4).map(|_| arrivals.admit(address(1)).unwrap()).collect();
+        assert!(arrivals.admit(address(1)).is_err(), "an address with most displaces none");
+        let others = [arrivals.admit(address(2)).unwrap(), arrivals.admit(address(2)).unwrap()];
+        assert_eq!(flood.iter().map(is_displaced).collect::<Vec<_>>(), [false, false, true, true]);
+        assert!(flood[3].displaced.why.get().unwrap().contains("limits.connections"));
+        assert!(arrivals.admit(address(2)).is_err(), "both addresses have two now");
+        let _last = arrivals.admit(address(3)).unwrap();
+        assert!(is_displaced(&flood[1]) && !others.iter().chain(&local).any(is_displaced));
+        drop(flood);
+        assert_eq!(arrivals.counts().open.count, 8, "one of the flood had a place still");
     }
 
     #[test]

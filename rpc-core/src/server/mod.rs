@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::sync::{Semaphore, watch as watched};
 
-use self::arrivals::Arrivals;
+use self::arrivals::{Arrival, Arrivals};
 use crate::connection::Connection;
 use crate::dispatch::Registry;
 use crate::memory::{Account, Budget};
@@ -47,6 +47,9 @@ enum Ending {
 
 /// How many clients are told at once that they are not served. A further one only sees its connection end.
 const REFUSALS: usize = 64;
+
+/// How long calls may go on of a connection whose place another one got.
+const LEAVE: Duration = Duration::from_secs(1);
 
 /// The message to clients of a server that drains.
 const DRAINING: &str = "the server is shutting down";
@@ -99,7 +102,7 @@ impl ServerCore {
             let accepted = Connection::accept(link, settings, account, registry, displaced).await;
             arrival.greeted();
             match accepted {
-                Ok(connection) => host.keep(connection).await,
+                Ok(connection) => host.keep(connection, &arrival).await,
                 Err(status) => tracing::debug!(?peer, %status, "a session was not established"),
             }
         });
@@ -116,7 +119,7 @@ impl ServerCore {
     }
 
     /// Lists a connection until it has ended and its last bytes have been sent.
-    async fn keep(self: Arc<Self>, connection: Arc<Connection>) {
+    async fn keep(self: Arc<Self>, connection: Arc<Connection>, arrival: &Arrival) {
         let ending = {
             let mut open = self.open();
             open.connections.push(connection.clone());
@@ -131,6 +134,7 @@ impl ServerCore {
         let status = tokio::select! {
             status = connection.closed() => status,
             why = connection.evicted() => connection.close_to_make_room(why).await,
+            why = arrival.displaced() => connection.drain_within(&why, Some(LEAVE)).await,
             status = self.retire_when_old(&connection) => status,
         };
         tracing::debug!(peer = ?connection.peer(), class = %connection.class(), %status, "a session ended");

@@ -224,6 +224,30 @@ async fn one_address_gets_as_many_connections_as_it_may() {
     setup.until("the address is accepted again", || setup.server.connections().len() == 3).await;
 }
 
+/// The honest client comes when a few addresses have all connections that the server takes.
+#[tokio::test]
+async fn an_address_with_fewer_connections_gets_a_place() {
+    let mut settings_of_server = settings(LIMIT);
+    settings_of_server.limits.connections = 9;
+    let setup = Setup::with(settings_of_server).await;
+    let mut attackers = Vec::new();
+    for n in 0..8 {
+        let mut attacker = Attacker::new(setup.address, 2 + n % 2).await;
+        attacker.request(1, HANG, b"").await;
+        attackers.push(attacker);
+    }
+    setup.until("all places are taken", || setup.server.connections().len() == 9).await;
+    let refused = Attacker::new(setup.address, 2).await.reason().await.expect("a CLOSE");
+    assert!(refused.contains("9 connections already, which is its limits.connections"), "{refused}");
+    let late = RawChannel::new(To(setup.address), settings(0));
+    call_honestly(&late).await;
+    // The newest connection of the first address makes room, where a call goes on for longer than it may.
+    let reason = attackers[6].reason().await.expect("a CLOSE");
+    assert!(reason.contains("limits.connections") && reason.contains("did not end within 1s"), "{reason}");
+    setup.until("it is gone", || setup.server.connections().len() == 9).await;
+    call_honestly(&late).await;
+}
+
 /// Handlers run on the thread that reads their requests. A connection that sends many has no more turns than another.
 #[tokio::test]
 async fn requests_that_take_long_do_not_have_one_long_turn() {

@@ -251,7 +251,7 @@ impl Lend for Buf {
     }
 
     #[cfg(feature = "rdma")]
-    fn share(&mut self) -> Option<Arc<dyn Exportable>> {
+    fn share(&mut self) -> Vec<(Arc<dyn Exportable>, usize)> {
         if let Memory::Received(bytes) = &self.memory {
             self.memory = Memory::copy_of(bytes);
         }
@@ -260,11 +260,11 @@ impl Lend for Buf {
             Memory::Shared(words) => words,
             other => {
                 self.memory = other;
-                return None;
+                return Vec::new();
             }
         };
         self.memory = Memory::Shared(Arc::clone(&words));
-        Some(words)
+        vec![(words, self.len)]
     }
 
     #[cfg(feature = "rdma")]

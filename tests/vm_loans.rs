@@ -100,6 +100,30 @@ async fn part_lender() {
     }
 }
 
+/// Not a test by itself: a lender in a process of its own, whose memory lies in several pieces.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn part_lender_of_pieces() {
+    const SPLIT: usize = 40_001;
+    let Some(address) = told() else { return };
+    let client = connected(&address).await;
+    loop {
+        let mut first = buffer(pattern(0)).freeze();
+        let mut last = buffer(pattern(0)).freeze();
+        let pieces = vec![first.split_to(SPLIT), Bytes::new(), last.split_off(SPLIT)];
+        let (from, _loan) = BulkRead::lend(pieces);
+        let [mut head, mut tail] = [(); 2].map(|()| buffer(std::iter::repeat(0)));
+        head.truncate(SPLIT);
+        tail.truncate(LEN - SPLIT);
+        let (into, loan) = BulkWrite::lend(vec![head, tail]);
+        let was_direct = client.borrow(from, into).await.unwrap();
+        let bufs = loan.reclaim().await;
+        if was_direct {
+            let written = bufs.iter().flat_map(|buf| buf.iter().copied());
+            return say(if written.eq(pattern(7)) { "as written" } else { "other bytes" });
+        }
+    }
+}
+
 /// Not a test by itself: a lender in a process of its own, which lends parts of regions.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn part_lender_of_regions() {
@@ -158,7 +182,7 @@ async fn a_lender_that_is_killed_fails_what_is_under_way() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lent_memory_is_used_while_its_lender_is_stopped() {
-    for lender in ["part_lender", "part_lender_of_regions"] {
+    for lender in ["part_lender", "part_lender_of_pieces", "part_lender_of_regions"] {
         is_used_while_stopped(lender).await;
     }
 }

@@ -89,8 +89,9 @@ impl Lend for Within {
         self.len
     }
 
-    fn share(&mut self) -> Option<Arc<dyn Exportable>> {
-        self.buf.share().map(|words| Arc::new(LentWords(words)) as _)
+    fn share(&mut self) -> Vec<(Arc<dyn Exportable>, usize)> {
+        let shared = self.buf.share().into_iter();
+        shared.map(|(words, _)| (Arc::new(LentWords(words)) as _, self.len)).collect()
     }
 
     fn unshare(&mut self) {

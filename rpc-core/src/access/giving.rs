@@ -121,7 +121,7 @@ impl Accesses {
         let (epoch, link) = self.sender.upgraded_in_epoch().filter(|_| self.loan_grants())?;
         let (end, in_effect) = watch::channel(());
         let Grant { descriptor, hold } =
-            link.grant_loan(memory.len(), &|| memory.shared(&link, &self.runtime), end)?;
+            link.grant_loan(memory.len(), memory.pieces(), &|| memory.shared(&link, &self.runtime), end)?;
         self.given.lock().add(InEffect { epoch, end: in_effect.clone() });
         Some(Offer { granted: Granted { epoch, rights: memory.right(), descriptor }, hold, in_effect })
     }

@@ -34,9 +34,12 @@ pub(crate) trait LentMemory: Memory {
     /// Returns what the server may do, as a right of a [`Granted`].
     fn right(&self) -> u8;
 
-    /// Returns the memory for the server to use by itself through a link, if it is in one piece, and is such that the link's device can
-    /// write to it if the server may. Memory that has to be registered first is so for a later call.
-    fn shared(&self, link: &Arc<dyn Link>, runtime: &Handle) -> Option<transport::DirectMemory>;
+    /// Returns in how many pieces it lies.
+    fn pieces(&self) -> usize;
+
+    /// Returns the memory's pieces in order, for the server to use by itself through a link, if they are such that the link's device can
+    /// write to them if the server may. Else none. Memory that has to be registered first is so for a later call.
+    fn shared(&self, link: &Arc<dyn Link>, runtime: &Handle) -> Vec<transport::DirectMemory>;
 }
 
 /// Memory that one call lends.

@@ -37,12 +37,13 @@ impl BulkRead {
     /// Lends memory: `Bytes`, or several. `Bytes::from` converts a vector. `Vec::from` converts it back, without a copy if no other
     /// clone exists.
     ///
-    /// Bytes of [`farcall::buf`](https://docs.rs/farcall/latest/farcall/fn.buf.html) go to an RDMA peer without a copy: 16 KiB or more in
-    /// one piece the peer reads by itself.
+    /// Bytes of [`farcall::buf`](https://docs.rs/farcall/latest/farcall/fn.buf.html) go to an RDMA peer without a copy: the peer reads
+    /// them by itself, if they are 16 pieces at most, of 16 KiB or more on average.
     pub fn lend<M: LendParts + Sync>(memory: M) -> (Self, Loan<M>) {
         let parts = memory.parts();
         let len = parts.iter().map(Bytes::len).sum();
-        let (lent, loan) = Loan::new(memory, len, parts, |_| ());
+        let pieces = parts.iter().filter(|part| !part.is_empty()).count();
+        let (lent, loan) = Loan::new(memory, len, pieces, parts, |_| ());
         (Self { memory: Handle::Lender(Arc::new(Readable(lent)), len) }, loan)
     }
 
@@ -168,12 +169,13 @@ impl From<Bytes> for BulkRead {
 impl BulkWrite {
     /// Lends memory: a byte vector or buffer, or several. See [`Lend`].
     ///
-    /// Buffers of [`farcall::buf`](https://docs.rs/farcall/latest/farcall/fn.buf.html) spare a copy. By RDMA the server writes to one of
-    /// 16 KiB or more by itself. Otherwise, if the server writes a whole one of 64 KiB or more by one write of at most 1 MiB, the buffer
-    /// takes over the memory in which the bytes have arrived.
+    /// Buffers of [`farcall::buf`](https://docs.rs/farcall/latest/farcall/fn.buf.html) spare a copy. By RDMA the server writes to them by
+    /// itself, if they are 16 at most, of 16 KiB or more on average. Otherwise, if the server writes a whole one of 64 KiB or more by one
+    /// write of at most 1 MiB, the buffer takes over the memory in which the bytes have arrived.
     pub fn lend<M: Lend>(mut memory: M) -> (Self, Loan<M>) {
         let len = memory.size();
-        let (lent, loan) = Loan::new(memory, len, Vec::new(), M::unshare);
+        let pieces = memory.parts().iter().filter(|part| !part.is_empty()).count();
+        let (lent, loan) = Loan::new(memory, len, pieces, Vec::new(), M::unshare);
         (Self { memory: Handle::Lender(Arc::new(Writable(lent)), len) }, loan)
     }
 

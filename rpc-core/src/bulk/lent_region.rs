@@ -27,7 +27,7 @@ impl LentRegion {
     /// FAILED_PRECONDITION, if the region was revoked.
     pub(super) fn new(range: LocalRange, write: bool) -> Result<(Arc<Self>, Loan<()>), Status> {
         range.check()?;
-        let (lent, loan) = Loan::new((), range.len(), Vec::new(), |()| ());
+        let (lent, loan) = Loan::new((), range.len(), 1, Vec::new(), |()| ());
         Ok((Arc::new(Self { lent, range, write }), loan))
     }
 }
@@ -71,8 +71,13 @@ impl LentMemory for LentRegion {
         if self.write { Granted::WRITE } else { Granted::READ }
     }
 
-    fn shared(&self, link: &Arc<dyn Link>, runtime: &Handle) -> Option<DirectMemory> {
-        let memory = self.range.registered_already(link, runtime)?;
-        Some(DirectMemory::Registered { memory, range: self.range.range(), write: self.write })
+    fn pieces(&self) -> usize {
+        1
+    }
+
+    fn shared(&self, link: &Arc<dyn Link>, runtime: &Handle) -> Vec<DirectMemory> {
+        let memory = self.range.registered_already(link, runtime);
+        let lent = |memory| DirectMemory::Registered { memory, range: self.range.range(), write: self.write };
+        memory.map(lent).into_iter().collect()
     }
 }

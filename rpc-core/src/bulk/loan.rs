@@ -25,11 +25,11 @@ pub trait Lend: Send + 'static {
         self.parts().iter().map(|part| part.len()).sum()
     }
 
-    /// Returns the memory as words, for a device to write to, if it is such that one can. They begin with the memory's first byte, and
-    /// each call returns one and the same words. From now on the memory is reached by them only, until [`unshare`](Self::unshare). Like
-    /// [`parts`](Self::parts) it must not block.
-    fn share(&mut self) -> Option<Arc<dyn Exportable>> {
-        None
+    /// Returns the parts that are not empty as words, for a device to write to, if all are such that one can. Else none. With the words
+    /// of a part comes its length in bytes; they begin with its first byte. Each call returns one and the same words. From now on the
+    /// memory is reached by them only, until [`unshare`](Self::unshare). Like [`parts`](Self::parts) it must not block.
+    fn share(&mut self) -> Vec<(Arc<dyn Exportable>, usize)> {
+        Vec::new()
     }
 
     /// Ends the sharing. Nobody has the words any more.
@@ -74,6 +74,25 @@ impl<T: Lend> Lend for Vec<T> {
         self.iter_mut().map(Lend::size).sum()
     }
 
+    fn share(&mut self) -> Vec<(Arc<dyn Exportable>, usize)> {
+        let mut shared = Vec::with_capacity(self.len());
+        for lent in self {
+            if lent.size() == 0 {
+                continue;
+            }
+            let parts = lent.share();
+            if parts.is_empty() {
+                return parts;
+            }
+            shared.extend(parts);
+        }
+        shared
+    }
+
+    fn unshare(&mut self) {
+        self.iter_mut().for_each(Lend::unshare);
+    }
+
     fn fill(&mut self, mut offset: usize, mut bytes: Bytes) -> Bytes {
         for lent in self {
             let from = offset.min(lent.size());
@@ -115,11 +134,18 @@ pub struct Loan<M> {
 }
 
 impl<M> Loan<M> {
-    pub(super) fn new(memory: M, len: usize, parts: Vec<Bytes>, unshare: fn(&mut M)) -> (Arc<Lent<M>>, Self) {
+    pub(super) fn new(
+        memory: M,
+        len: usize,
+        pieces: usize,
+        parts: Vec<Bytes>,
+        unshare: fn(&mut M),
+    ) -> (Arc<Lent<M>>, Self) {
         static LAST: AtomicU64 = AtomicU64::new(0);
         let memory = Arc::new(Lent {
             number: LAST.fetch_add(1, Ordering::Relaxed) + 1,
             len,
+            pieces,
             parts: Mutex::new(parts),
             memory: Mutex::new(Some(memory)),
             unshare,
@@ -172,6 +198,8 @@ struct State {
 pub(super) struct Lent<M> {
     number: u64,
     pub(super) len: usize,
+    /// How many parts it has that are not empty.
+    pieces: usize,
     /// The bytes that the peer may read.
     parts: Mutex<rank::Leaf, Vec<Bytes>>,
     /// `None` once it is reclaimed.
@@ -216,20 +244,18 @@ impl<M> Lent<M> {
         Some(memory)
     }
 
-    /// Returns what the peer may read, if it is in one piece.
-    fn only_part(&self) -> Option<transport::DirectMemory> {
-        match &self.parts.lock()[..] {
-            [part] => Some(transport::DirectMemory::Read(part.clone())),
-            _ => None,
-        }
+    /// Returns what the peer may read.
+    fn readable(&self) -> Vec<transport::DirectMemory> {
+        let parts = self.parts.lock();
+        parts.iter().filter(|part| !part.is_empty()).cloned().map(transport::DirectMemory::Read).collect()
     }
 }
 
 impl<M: Lend> Lent<M> {
     /// Returns what the peer may write, if a device can.
-    fn share(&self) -> Option<transport::DirectMemory> {
-        let words = self.memory.lock().as_mut()?.share()?;
-        Some(transport::DirectMemory::Write(words, self.len))
+    fn writable(&self) -> Vec<transport::DirectMemory> {
+        let shared = self.memory.lock().as_mut().map(Lend::share).unwrap_or_default();
+        shared.into_iter().map(|(words, len)| transport::DirectMemory::Write(words, len)).collect()
     }
 }
 
@@ -308,7 +334,11 @@ macro_rules! lent {
                 $right
             }
 
-            fn shared(&self, _: &Arc<dyn Link>, _: &Handle) -> Option<transport::DirectMemory> {
+            fn pieces(&self) -> usize {
+                self.0.pieces
+            }
+
+            fn shared(&self, _: &Arc<dyn Link>, _: &Handle) -> Vec<transport::DirectMemory> {
                 $shared(&self.0)
             }
         }
@@ -316,6 +346,6 @@ macro_rules! lent {
 }
 
 lent! {
-    Readable: LendParts, Granted::READ, Lent::only_part;
-    Writable: Lend, Granted::WRITE, Lent::share;
+    Readable: LendParts, Granted::READ, Lent::readable;
+    Writable: Lend, Granted::WRITE, Lent::writable;
 }

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use super::Words;
 
-/// Memory that a call lends, for the peer to use by itself.
+/// Memory that a call lends, or a piece of it, for the peer to use by itself.
 pub enum DirectMemory {
     /// To be read.
     Read(Bytes),
@@ -69,8 +69,8 @@ pub struct GrantTerms {
 /// Memory that the peer may use. Dropping it ends that: the link lets go of the memory as soon as the peer can use it no more.
 #[derive(Debug)]
 pub struct Grant {
-    /// The place of the memory, for the peer's link. Five bytes less than
-    /// [`Granted::MAX_LEN`](crate::proto::wire::Granted::MAX_LEN) at most.
+    /// The place of the memory, for the peer's link, in
+    /// [`Granted::MAX_DESCRIPTOR`](crate::proto::wire::Granted::MAX_DESCRIPTOR) bytes at most.
     pub descriptor: Bytes,
     /// The link's own part.
     pub hold: Box<dyn Hold>,

@@ -232,8 +232,11 @@ impl Granted {
     /// The device changes numbers in it.
     pub const ATOMICS: u8 = 4;
 
-    /// The most bytes that it may have.
-    pub const MAX_LEN: usize = 64;
+    /// The most bytes that the descriptor may have.
+    pub const MAX_DESCRIPTOR: usize = 320;
+
+    /// The most bytes that all of it may have.
+    pub const MAX_LEN: usize = 5 + Self::MAX_DESCRIPTOR;
 
     /// Appends the bytes.
     pub fn encode(&self, out: &mut BytesMut) {
@@ -245,6 +248,11 @@ impl Granted {
     /// Reads the bytes.
     pub fn decode(bytes: Bytes) -> Result<Self, WireError> {
         let mut r = Reader::new(bytes);
-        Ok(Self { epoch: r.u32("granted.epoch")?, rights: r.u8("granted.rights")?, descriptor: r.rest() })
+        let (epoch, rights, descriptor) = (r.u32("granted.epoch")?, r.u8("granted.rights")?, r.rest());
+        if descriptor.len() > Self::MAX_DESCRIPTOR {
+            return Err(WireError::new("granted.descriptor", "is too long"));
+        }
+        // A view would keep the message, which may be long.
+        Ok(Self { epoch, rights, descriptor: Bytes::copy_from_slice(&descriptor) })
     }
 }

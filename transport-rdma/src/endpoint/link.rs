@@ -79,10 +79,11 @@ impl Link for RdmaLink {
     fn grant_loan(
         &self,
         len: usize,
-        memory: &dyn Fn() -> Option<DirectMemory>,
+        pieces: usize,
+        memory: &dyn Fn() -> Vec<DirectMemory>,
         in_effect: watch::Sender<()>,
     ) -> Option<Grant> {
-        self.core.grant_loan(len, memory, in_effect)
+        self.core.grant_loan(len, pieces, memory, in_effect)
     }
 
     fn read_granted(&self, descriptor: Bytes, offset: usize, len: usize) -> Option<oneshot::Receiver<Bytes>> {

@@ -5,34 +5,35 @@
 
 use std::sync::{Arc, Weak};
 
-use bytes::{Buf, BufMut, Bytes, BytesMut};
+use bytes::Bytes;
 use farcall_core::transport::{
     DeviceAtomics, DeviceId, DirectMemory, Grant, GrantTerms, Hold, Registered, Unavailable, Words,
 };
 use tokio::sync::{oneshot, watch};
 
 use super::LinkCore;
+use super::descriptor::{MAX_PIECES, describe};
 use super::expose::LEAST_EXPOSED;
 use super::send::Sending;
-use crate::device::{Exposure, QueuePair, RegisteredWords, RemoteAccess, RemoteRange, Work};
+use crate::device::{Exposure, QueuePair, RegisteredWords, RemoteAccess, Work};
 use crate::resources::UsedWords;
 
 /// Regions that a link grants at most: each takes one of the device's windows.
 const MOST_REGIONS: usize = 16;
 
-/// Loans that a link grants at most.
-const MOST_LOANS: usize = 16;
+/// Windows that a link uses for loans at most. A loan takes one for each of its pieces.
+const MOST_OF_LOANS: usize = 64;
 
-/// Windows that are allocated at once for loans.
+/// Windows that are allocated at once for loans, at least.
 const STEP: usize = 4;
 
-/// The grants of one link.
+/// The windows that one link uses for grants.
 #[derive(Default)]
 pub(super) struct Grants {
     regions: usize,
     loans: usize,
-    /// Windows that were allocated for grants.
-    windows: usize,
+    /// How many were allocated.
+    allocated: usize,
     /// The control thread allocates some for loans, or could not.
     is_growing: bool,
 }
@@ -53,17 +54,18 @@ impl Grants {
     }
 }
 
-/// A place among a link's grants.
+/// So many of a link's windows for grants.
 #[derive(Debug)]
 struct Place {
     link: Weak<LinkCore>,
     kind: Kind,
+    windows: usize,
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
         if let Some(link) = self.link.upgrade() {
-            *link.sending().grants.count(self.kind) -= 1;
+            *link.sending().grants.count(self.kind) -= self.windows;
         }
     }
 }
@@ -71,7 +73,7 @@ impl Drop for Place {
 /// See [`Hold`].
 #[derive(Debug)]
 struct Held {
-    exposure: Exposure,
+    exposures: Vec<Exposure>,
     place: Place,
 }
 
@@ -86,7 +88,7 @@ impl Drop for Held {
         if let Some(link) = self.place.link.upgrade() {
             let mut sending = link.sending();
             if sending.is_open() {
-                sending.requests.push_back(Work::Invalidate(self.exposure));
+                sending.requests.extend(self.exposures.drain(..).map(Work::Invalidate));
                 link.post(&mut sending);
             }
         }
@@ -97,43 +99,12 @@ impl Drop for Held {
 struct Lent {
     bytes: Bytes,
     #[expect(dead_code, reason = "it is dropped with the bytes")]
-    in_effect: watch::Sender<()>,
+    in_effect: Arc<watch::Sender<()>>,
 }
 
 impl AsRef<[u8]> for Lent {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
-    }
-}
-
-/// Where granted memory is, as the peer is told.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct GrantedRange {
-    from: RemoteRange,
-    len: u64,
-}
-
-impl GrantedRange {
-    fn encode(exposure: &Exposure) -> Bytes {
-        let mut out = BytesMut::with_capacity(20);
-        out.put_u64_le(exposure.addr());
-        out.put_u32_le(exposure.rkey());
-        out.put_u64_le(exposure.len() as u64);
-        out.freeze()
-    }
-
-    pub(super) fn decode(mut descriptor: &[u8]) -> Option<Self> {
-        if descriptor.len() != 20 {
-            return None;
-        }
-        let from = RemoteRange { addr: descriptor.get_u64_le(), rkey: descriptor.get_u32_le() };
-        Some(Self { from, len: descriptor.get_u64_le() })
-    }
-
-    /// Returns where a part begins, if it is within the memory.
-    pub(super) fn part(self, offset: usize, len: usize) -> Option<RemoteRange> {
-        let end = offset.checked_add(len).filter(|end| *end as u64 <= self.len);
-        end.map(|_| RemoteRange { addr: self.from.addr.wrapping_add(offset as u64), ..self.from })
     }
 }
 
@@ -166,21 +137,42 @@ impl LinkCore {
                 return None;
             }
         };
-        self.bind(exposure, place)
+        self.bind(Held { exposures: vec![exposure], place })
     }
 
     /// See [`farcall_core::transport::Link::grant_loan`].
     pub(crate) fn grant_loan(
         self: &Arc<Self>,
         len: usize,
-        memory: &dyn Fn() -> Option<DirectMemory>,
+        pieces: usize,
+        memory: &dyn Fn() -> Vec<DirectMemory>,
         in_effect: watch::Sender<()>,
     ) -> Option<Grant> {
-        if len < LEAST_EXPOSED {
+        // Many small pieces are copied sooner than a window is bound for each.
+        if pieces == 0 || pieces > MAX_PIECES || len / pieces < LEAST_EXPOSED {
             return None;
         }
-        let (place, qp) = self.begin_loan()?;
-        let memory = memory()?;
+        let (place, qp) = self.begin_loan(pieces)?;
+        let memory = memory();
+        if memory.len() != pieces || memory.iter().map(DirectMemory::len).sum::<usize>() != len {
+            return None;
+        }
+        // Lets go of those that were exposed, if one can't be.
+        let mut held = Held { exposures: Vec::with_capacity(pieces), place };
+        let in_effect = Arc::new(in_effect);
+        for piece in memory {
+            held.exposures.push(self.expose_piece(&*qp, piece, Arc::clone(&in_effect))?);
+        }
+        self.bind(held)
+    }
+
+    /// Takes a window for a piece of a loan. `None`: the device can't use the memory, or has no window.
+    fn expose_piece(
+        &self,
+        qp: &dyn QueuePair,
+        memory: DirectMemory,
+        in_effect: Arc<watch::Sender<()>>,
+    ) -> Option<Exposure> {
         let pool = &self.resources.rendezvous_pool;
         let exposure = match memory {
             DirectMemory::Read(bytes) if pool.contains(&bytes) => {
@@ -202,7 +194,7 @@ impl LinkCore {
             }
             DirectMemory::Read(_) => return None,
         };
-        self.bind(exposure.ok()?, place)
+        exposure.ok()
     }
 
     /// See [`farcall_core::transport::Link::register`].
@@ -221,16 +213,17 @@ impl LinkCore {
     }
 
     /// Lets the peer use what is exposed, until the grant is dropped.
-    fn bind(self: &Arc<Self>, exposure: Exposure, place: Place) -> Option<Grant> {
-        let held = Held { exposure, place };
+    fn bind(self: &Arc<Self>, held: Held) -> Option<Grant> {
         let mut sending = self.sending();
         if !sending.is_open() {
+            // `held` takes the lock.
+            drop(sending);
             return None;
         }
-        sending.requests.push_back(Work::Bind(exposure));
+        sending.requests.extend(held.exposures.iter().copied().map(Work::Bind));
         self.post(&mut sending);
         drop(sending);
-        Some(Grant { descriptor: GrantedRange::encode(&exposure), hold: Box::new(held) })
+        Some(Grant { descriptor: describe(&held.exposures), hold: Box::new(held) })
     }
 
     /// See [`farcall_core::transport::Link::changes_numbers`].
@@ -254,27 +247,28 @@ impl LinkCore {
         let qp = self.may_grant(&sending).filter(|_| sending.grants.regions < MOST_REGIONS)?;
         let grants = &mut sending.grants;
         grants.regions += 1;
-        let needs_window = grants.regions + grants.loans > grants.windows;
-        grants.windows += usize::from(needs_window);
-        Some((Place { link: Arc::downgrade(self), kind: Kind::Region }, qp, needs_window))
+        let needs_window = grants.regions + grants.loans > grants.allocated;
+        grants.allocated += usize::from(needs_window);
+        Some((Place { link: Arc::downgrade(self), kind: Kind::Region, windows: 1 }, qp, needs_window))
     }
 
-    /// Takes a place for the grant of a loan, if there is a window for it.
-    fn begin_loan(self: &Arc<Self>) -> Option<(Place, Arc<dyn QueuePair>)> {
+    /// Takes a place for the grant of a loan, if there are so many windows for it.
+    fn begin_loan(self: &Arc<Self>, windows: usize) -> Option<(Place, Arc<dyn QueuePair>)> {
         let mut sending = self.sending();
-        let qp = self.may_grant(&sending).filter(|_| sending.grants.loans < MOST_LOANS)?;
+        let qp = self.may_grant(&sending).filter(|_| sending.grants.loans + windows <= MOST_OF_LOANS)?;
         let grants = &mut sending.grants;
-        if grants.regions + grants.loans < grants.windows {
-            grants.loans += 1;
-            return Some((Place { link: Arc::downgrade(self), kind: Kind::Loan }, qp));
+        if grants.regions + grants.loans + windows <= grants.allocated {
+            grants.loans += windows;
+            return Some((Place { link: Arc::downgrade(self), kind: Kind::Loan, windows }, qp));
         }
         if !std::mem::replace(&mut grants.is_growing, true) {
             let link = Arc::downgrade(self);
+            let more = windows.next_multiple_of(STEP);
             self.resources.rendezvous_pool.control().spawn(move || {
                 // Without more windows loans are used by messages.
-                if let (Ok(()), Some(link)) = (qp.alloc_windows(STEP), link.upgrade()) {
+                if let (Ok(()), Some(link)) = (qp.alloc_windows(more), link.upgrade()) {
                     let grants = &mut link.sending().grants;
-                    grants.windows += STEP;
+                    grants.allocated += more;
                     grants.is_growing = false;
                 }
             });

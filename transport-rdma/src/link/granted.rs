@@ -10,9 +10,9 @@ use farcall_core::transport::{Atomic, DeviceId, Direction, Registered};
 use tokio::sync::oneshot;
 
 use super::LinkCore;
-use super::grant::GrantedRange;
+use super::descriptor::GrantedPart;
 use super::transfers::{Local, Purpose};
-use crate::device::{NUMBER, ReadTarget, RemoteRange, SharesWords, Source};
+use crate::device::{NUMBER, ReadTarget, SharesWords, Source};
 use crate::resources::UsedWords;
 
 impl LinkCore {
@@ -23,10 +23,10 @@ impl LinkCore {
         offset: usize,
         len: usize,
     ) -> Option<oneshot::Receiver<Bytes>> {
-        let remote = GrantedRange::decode(&descriptor)?.part(offset, len).filter(|_| len > 0)?;
+        let remote = GrantedPart::of(descriptor, offset, len).filter(|_| len > 0)?;
         let into = Local::Into(self.resources.rendezvous_pool.target(len)?);
         let (reader, read) = oneshot::channel();
-        let purpose = Purpose::Read { reader, _descriptor: descriptor };
+        let purpose = Purpose::Read { reader };
         self.use_granted(purpose, into, 0, remote, len).then_some(read)
     }
 
@@ -39,11 +39,11 @@ impl LinkCore {
         range: Range<usize>,
         in_effect: Box<dyn Any + Send + Sync>,
     ) -> Option<oneshot::Receiver<()>> {
-        let remote = GrantedRange::decode(&descriptor)?.part(offset, range.len())?;
+        let remote = GrantedPart::of(descriptor, offset, range.len())?;
         let into = ReadTarget::within(Arc::new(UsedWords::new(self.registered(into)?, in_effect)));
         into.address(range.start, range.len()).filter(|_| !range.is_empty())?;
         let (mover, moved) = oneshot::channel();
-        let purpose = Purpose::Move { mover, _descriptor: descriptor };
+        let purpose = Purpose::Move { mover };
         self.use_granted(purpose, Local::Into(into), range.start, remote, range.len()).then_some(moved)
     }
 
@@ -57,16 +57,16 @@ impl LinkCore {
         in_effect: Box<dyn Any + Send + Sync>,
     ) -> Option<oneshot::Receiver<()>> {
         let len = range.len();
-        let remote = GrantedRange::decode(&descriptor)?.part(offset, len).filter(|_| len > 0)?;
+        let remote = GrantedPart::of(descriptor, offset, len).filter(|_| len > 0)?;
         let from = Source::Words(Arc::new(UsedWords::new(self.registered(from)?, in_effect)), range);
         from.address()?;
         let (mover, moved) = oneshot::channel();
-        let purpose = Purpose::Move { mover, _descriptor: descriptor };
+        let purpose = Purpose::Move { mover };
         self.write_out(purpose, from, remote, len).then_some(moved)
     }
 
     /// Writes, and counts that. False if the link can't.
-    fn write_out(self: &Arc<Self>, purpose: Purpose, from: Source, remote: RemoteRange, len: usize) -> bool {
+    fn write_out(self: &Arc<Self>, purpose: Purpose, from: Source, remote: GrantedPart, len: usize) -> bool {
         let begun = self.use_granted(purpose, Local::From(from), 0, remote, len);
         if begun {
             self.sent.fetch_add(len as u64, Ordering::Relaxed);
@@ -94,10 +94,10 @@ impl LinkCore {
         if !offset.is_multiple_of(NUMBER) || self.resources.own_atomics.device().is_none() {
             return None;
         }
-        let on = GrantedRange::decode(&descriptor)?.part(offset, NUMBER)?;
+        let on = GrantedPart::of(descriptor, offset, NUMBER).filter(|number| number.len() >= NUMBER)?;
         let local = Local::Changed(self.resources.rendezvous_pool.target(NUMBER)?, atomic);
         let (changer, changed) = oneshot::channel();
-        let purpose = Purpose::Change { changer, _descriptor: descriptor };
+        let purpose = Purpose::Change { changer };
         self.use_granted(purpose, local, 0, on, NUMBER).then_some(changed)
     }
 
@@ -109,7 +109,7 @@ impl LinkCore {
         bytes: Bytes,
     ) -> Option<oneshot::Receiver<()>> {
         let len = bytes.len();
-        let remote = GrantedRange::decode(&descriptor)?.part(offset, len).filter(|_| len > 0)?;
+        let remote = GrantedPart::of(descriptor, offset, len).filter(|_| len > 0)?;
         let pool = &self.resources.rendezvous_pool;
         let is_inline = len <= self.sending().inline;
         let bytes = if is_inline || pool.contains(&bytes) {
@@ -123,7 +123,7 @@ impl LinkCore {
             return None;
         };
         let (mover, moved) = oneshot::channel();
-        let purpose = Purpose::Move { mover, _descriptor: descriptor };
+        let purpose = Purpose::Move { mover };
         self.write_out(purpose, bytes.into(), remote, len).then_some(moved)
     }
 }

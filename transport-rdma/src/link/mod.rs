@@ -3,6 +3,7 @@
 mod arrival;
 mod bootstrap;
 mod credit;
+mod descriptor;
 mod expose;
 mod grant;
 mod granted;

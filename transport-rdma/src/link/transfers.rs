@@ -12,6 +12,7 @@ use farcall_core::transport::{Atomic, Direction, LinkEnd};
 use tokio::sync::oneshot;
 
 use super::LinkCore;
+use super::descriptor::GrantedPart;
 use super::handover::ENOUGH;
 use super::seal::{Seal, chunks, sealed_len};
 use super::send::Sending;
@@ -68,8 +69,9 @@ struct Asked {
 struct Transfer {
     purpose: Purpose,
     local: Local,
-    /// Where the peer's memory begins, and where in this side's memory that stands.
-    remote: RemoteRange,
+    /// The rest of the peer's memory.
+    remote: GrantedPart,
+    /// Where in this side's memory the peer's stands.
     begin: usize,
     /// The end of the part that has been posted.
     next: usize,
@@ -91,12 +93,12 @@ pub(super) enum Local {
 pub(super) enum Purpose {
     /// The message of the frame of this number. If it is sealed, `number` is that of its first chunk.
     Message { seq: u32, number: Option<u64> },
-    /// A part of a region, for the caller that waits for it. The descriptor is kept until no request needs it.
-    Read { reader: oneshot::Sender<Bytes>, _descriptor: Bytes },
+    /// A part of a region or loan, for the caller that waits for it.
+    Read { reader: oneshot::Sender<Bytes> },
     /// The number of a region before it was changed, for the caller that waits for it.
-    Change { changer: oneshot::Sender<u64>, _descriptor: Bytes },
+    Change { changer: oneshot::Sender<u64> },
     /// Bytes that go to the peer's memory, or come from there to words of this side. The caller waits until they are there.
-    Move { mover: oneshot::Sender<()>, _descriptor: Bytes },
+    Move { mover: oneshot::Sender<()> },
 }
 
 impl Purpose {
@@ -151,9 +153,9 @@ impl Transfers {
             self.end_early(transfer);
             transfer = self.waiting.pop_front()?;
         }
-        let (at, len) = (transfer.next, CHUNK.min(transfer.end - transfer.next));
-        let addr = transfer.remote.addr.wrapping_add((at - transfer.begin) as u64);
-        let (remote, tag) = (RemoteRange { addr, ..transfer.remote }, transfer.purpose.tag());
+        let at = transfer.next;
+        let (remote, len) = transfer.remote.take(CHUNK.min(transfer.end - at));
+        let tag = transfer.purpose.tag();
         let work = match &transfer.local {
             Local::Into(read_target) => {
                 Work::Read { into: Arc::clone(read_target), at, len, from: remote, tag }
@@ -205,10 +207,10 @@ impl Transfers {
                     }
                 }
             }
-            (Purpose::Read { reader, .. }, Some(target)) => Some(Whole::Read(reader, target, total)),
-            (Purpose::Change { changer, .. }, Some(target)) => Some(Whole::Changed(changer, target)),
-            (Purpose::Move { mover, .. }, Some(_)) => Some(Whole::Moved(mover, total)),
-            (Purpose::Move { mover, .. }, None) => Some(Whole::Moved(mover, 0)),
+            (Purpose::Read { reader }, Some(target)) => Some(Whole::Read(reader, target, total)),
+            (Purpose::Change { changer }, Some(target)) => Some(Whole::Changed(changer, target)),
+            (Purpose::Move { mover }, Some(_)) => Some(Whole::Moved(mover, total)),
+            (Purpose::Move { mover }, None) => Some(Whole::Moved(mover, 0)),
             (Purpose::Read { .. } | Purpose::Change { .. }, None) => None,
         }
     }
@@ -217,7 +219,7 @@ impl Transfers {
 impl Transfer {
     /// Whether nobody waits for it any more.
     fn is_given_up(&self) -> bool {
-        matches!(&self.purpose, Purpose::Move { mover, .. } if mover.is_closed())
+        matches!(&self.purpose, Purpose::Move { mover } if mover.is_closed())
     }
 }
 
@@ -301,7 +303,7 @@ impl LinkCore {
                 transfers.waiting.push_back(Transfer {
                     purpose: Purpose::Message { seq, number: asked.number },
                     local: Local::Into(ReadTarget::new(extent)),
-                    remote: asked.from,
+                    remote: GrantedPart::one(asked.from, end - begin.len()),
                     begin: begin.len(),
                     next: begin.len(),
                     end,
@@ -400,7 +402,7 @@ impl LinkCore {
         purpose: Purpose,
         local: Local,
         begin: usize,
-        remote: RemoteRange,
+        remote: GrantedPart,
         len: usize,
     ) -> bool {
         let mut sending = self.sending();

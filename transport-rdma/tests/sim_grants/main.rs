@@ -9,5 +9,6 @@ mod bytes;
 mod loans;
 #[path = "../near/mod.rs"]
 mod near;
+mod pieces;
 mod setup;
 mod writable_loans;

@@ -22,12 +22,12 @@ use tokio::task::JoinHandle;
 use crate::near::Near;
 use crate::setup::{Elsewhere, Hosts, PATIENCE, Setup, block, runtime};
 
-const LEN: usize = 100_000;
+pub(crate) const LEN: usize = 100_000;
 
 const CANARY: usize = 64;
 
 /// A registered buffer of which a part is lent, with canaries around that part.
-enum Page {
+pub(crate) enum Page {
     Ours(Registered),
     /// A device may write to it.
     Shared(Arc<SharedExtent>),
@@ -47,7 +47,7 @@ impl Exportable for LentWords {}
 
 impl Page {
     /// Takes memory of the client's device.
-    async fn take(t: &Setup) -> Self {
+    pub(crate) async fn take(t: &Setup) -> Self {
         let taken = async {
             loop {
                 if let Some(memory) = t.upgrade.take(LEN + 2 * CANARY) {
@@ -75,14 +75,14 @@ impl Lend for Page {
         vec![&mut self.whole()[CANARY..CANARY + LEN]]
     }
 
-    fn share(&mut self) -> Option<Arc<dyn Exportable>> {
+    fn share(&mut self) -> Vec<(Arc<dyn Exportable>, usize)> {
         let words = match std::mem::replace(self, Self::Taken) {
             Self::Ours(memory) => memory.share(),
             Self::Shared(words) => words,
             Self::Taken => unreachable!("it was lent when it was there"),
         };
         *self = Self::Shared(Arc::clone(&words));
-        Some(Arc::new(LentWords(words)))
+        vec![(Arc::new(LentWords(words)), LEN)]
     }
 
     fn unshare(&mut self) {
@@ -122,26 +122,34 @@ impl Service for Pages {
     }
 }
 
-struct Lender {
-    t: Setup,
+pub(crate) struct Lender {
+    pub(crate) t: Setup,
     stub: Stub,
     arrived: channel::UnboundedReceiver<BulkWrite>,
 }
 
 impl Lender {
-    fn new<C: Connector>(connector: impl FnOnce(Arc<ServerCore>) -> C) -> Self {
+    pub(crate) fn new<C: Connector>(connector: impl FnOnce(Arc<ServerCore>) -> C) -> Self {
         let (arrived, arrivals) = channel::unbounded_channel();
         let t = Setup::on(&Hosts::new(), vec![Arc::new(Pages { info: info(), arrived })], connector);
         let stub = Stub::new(t.channel.clone(), info());
         Self { t, stub, arrived: arrivals }
     }
 
-    /// Lends memory until the server writes it by itself.
+    /// Lends a page until the server writes it by itself.
     async fn lend_directly(&mut self) -> (JoinHandle<Result<Bytes>>, Loan<Page>, BulkWrite) {
+        self.lend_this_directly(async |t| Page::take(t).await).await
+    }
+
+    /// Lends memory until the server writes it by itself.
+    pub(crate) async fn lend_this_directly<M: Lend>(
+        &mut self,
+        take: impl AsyncFn(&Setup) -> M,
+    ) -> (JoinHandle<Result<Bytes>>, Loan<M>, BulkWrite) {
         let direct = async {
             self.t.channel.connection().await.unwrap();
             loop {
-                let (handle, loan) = BulkWrite::lend(Page::take(&self.t).await);
+                let (handle, loan) = BulkWrite::lend(take(&self.t).await);
                 let mut arguments = Encoder::new().lending();
                 Postcard::encode(&handle, &mut arguments).unwrap();
                 let call: Call<Result<Bytes>, Raw> = self.stub.call(0, Ok(arguments.finish()));
@@ -166,7 +174,7 @@ async fn reclaimed(loan: Loan<Page>) -> (Page, Vec<u8>) {
     looked_at(tokio::time::timeout(PATIENCE, loan.reclaim()).await.expect("it does not come back"))
 }
 
-fn looked_at(mut page: Page) -> (Page, Vec<u8>) {
+pub(crate) fn looked_at(mut page: Page) -> (Page, Vec<u8>) {
     let whole = page.whole().to_vec();
     let canaries = whole[..CANARY].iter().chain(&whole[CANARY + LEN..]);
     assert!(canaries.copied().all(|byte| byte == 0xc5), "something was written beside what is lent");

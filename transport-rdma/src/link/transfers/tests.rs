@@ -4,26 +4,31 @@ use tokio::sync::watch;
 
 use super::*;
 
-/// A descriptor, and what tells that it is used no more.
-struct Used(#[expect(dead_code, reason = "for its drop")] watch::Sender<()>);
+/// The length of a transfer, in bytes.
+const LEN: usize = 4 * CHUNK;
+
+/// A descriptor of one piece of this length, and what tells that it is used no more.
+struct Used([u8; 20], #[expect(dead_code, reason = "for its drop")] watch::Sender<()>);
 
 impl AsRef<[u8]> for Used {
     fn as_ref(&self) -> &[u8] {
-        &[]
+        &self.0
     }
 }
 
 /// Adds a transfer of several chunks. Returns the caller's end, and what is closed when its descriptor is used no more.
 fn add(transfers: &mut Transfers) -> (oneshot::Receiver<()>, watch::Receiver<()>) {
     let ((mover, moved), (used, is_used)) = (oneshot::channel(), watch::channel(()));
+    let mut descriptor = [0; 20];
+    descriptor[12..].copy_from_slice(&(LEN as u64).to_le_bytes());
     transfers.waiting.push_back(Transfer {
-        purpose: Purpose::Move { mover, _descriptor: Bytes::from_owner(Used(used)) },
-        local: Local::From(Bytes::from(vec![0; 4 * CHUNK]).into()),
-        remote: RemoteRange { addr: 0, rkey: 0 },
+        purpose: Purpose::Move { mover },
+        local: Local::From(Bytes::from(vec![0; LEN]).into()),
+        remote: GrantedPart::of(Bytes::from_owner(Used(descriptor, used)), 0, LEN).unwrap(),
         begin: 0,
         next: 0,
-        end: 4 * CHUNK,
-        total: 4 * CHUNK,
+        end: LEN,
+        total: LEN,
     });
     (moved, is_used)
 }

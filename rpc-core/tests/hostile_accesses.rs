@@ -194,7 +194,7 @@ async fn grants_of_loans_come_from_peers_that_may_give_them() {
     let region = target(&Region::zeroed(64, Rights::READ).remote());
     let described = |len| Operation::Offer(Granted { descriptor: vec![0; len].into(), ..granted() });
     for (hello, target, operation, words) in [
-        // What is remembered is short.
+        // It is remembered, so it must be short.
         (knows(), loan(1), described(Granted::MAX_DESCRIPTOR + 1), "granted.descriptor: is too long"),
         (knows(), loan(1), described(100_000), "granted.descriptor: is too long"),
         (accesses(), loan(1), Operation::Offer(granted()), "is not one that was agreed on"),

@@ -137,7 +137,7 @@ mod tests {
             assert!(GrantedPart::of(bytes.clone(), 0, 0).is_none());
             assert!(GrantedPart::of(bytes, 0, 1).is_none());
         }
-        // What the peer says of its memory is not believed to fit into this side's numbers.
+        // The lengths that a peer names may have a sum that is no number.
         let huge = descriptor(&[(u64::MAX, u64::MAX), (u64::MAX, u64::MAX)]);
         assert_eq!(steps(GrantedPart::of(huge, 1, 7).unwrap(), 7, 7), [(0, 0, 7)]);
     }

@@ -38,8 +38,9 @@ const MIB: usize = 1 << 20;
 /// The server's budget.
 const LIMIT: usize = 256 * MIB;
 
-/// How much more may be held for a moment: a receive buffer and what a turn brings, of 200 connections, before the greediest are closed.
-const MOST_BEYOND: usize = 96 * MIB;
+/// How much more may be held for a moment, before the greediest are closed: half a mebibyte of each of 200 connections, for a receive
+/// buffer and what a turn brings, and the values of a message for each of two decoding threads. An eighth of the budget is kept for that.
+const MOST_BEYOND: usize = 200 * MIB / 2 + 2 * LIMIT / 8 - LIMIT / 8;
 
 /// A guard against hangs.
 const PATIENCE: Duration = Duration::from_secs(60);

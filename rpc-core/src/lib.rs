@@ -30,7 +30,7 @@ pub mod in_process;
 mod interface;
 pub mod memory;
 pub mod middleware;
-mod origin;
+pub mod origin;
 mod progress_watch;
 mod refusal;
 pub mod region;

@@ -3,21 +3,31 @@
 use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, PoisonError};
-use std::task::{Poll, ready};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
+
+use farcall_core::origin::Origin;
+use tokio::net::{TcpListener, TcpStream};
 
 use crate::listener::{Listener, Listening};
 use crate::stream::Stream;
 use crate::tls::Session;
 #[cfg(feature = "tls")]
 use crate::tls::TlsServer;
+use crate::waiting::Waiting;
 use crate::{TcpConfig, TcpLink};
+
+/// Connections that are taken from the kernel at each turn, of which one is served. The kernel's queue must not overflow: a client whose
+/// attempt it drops tries again after a second.
+const AT_ONCE: usize = 64;
 
 /// Takes the connections of a [`Listener`].
 #[derive(Debug)]
 pub struct Acceptor {
     listening: Listening,
+    /// Sockets that were taken from the kernel.
+    waiting: Mutex<Waiting<TcpStream>>,
     config: TcpConfig,
     #[cfg(feature = "tls")]
     tls: Option<TlsServer>,
@@ -35,6 +45,7 @@ impl Acceptor {
             #[cfg(feature = "tls")]
             tls: listener.tls.clone(),
             listening: listener.listen(&config).await?,
+            waiting: Mutex::default(),
             config,
         })
     }
@@ -76,7 +87,7 @@ impl Acceptor {
     /// Cancel safe, but for one case: a connection is closed if it was accepted and waits for the files of TLS to be read again.
     pub async fn accept(&self) -> Arc<TcpLink> {
         loop {
-            // After the others' turn. Where many connect, the runtime would let 128 of them in first, which takes 10 ms.
+            // After the others' turn. Where many connect, the runtime would serve 128 of them first, which takes 10 ms.
             tokio::task::yield_now().await;
             match self.next().await {
                 Ok(stream) => {
@@ -100,9 +111,29 @@ impl Acceptor {
         }
     }
 
+    /// Takes the connections that have come, and returns the one whose turn it is.
+    fn poll_next(&self, listener: &TcpListener, cx: &mut Context<'_>) -> Poll<io::Result<Stream>> {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failed = None;
+        for _ in 0..AT_ONCE {
+            match listener.poll_accept(cx) {
+                Poll::Ready(Ok((socket, peer))) => waiting.push(Origin::of(Some(peer.ip())), socket),
+                Poll::Ready(Err(error)) => {
+                    failed = Some(error);
+                    break;
+                }
+                Poll::Pending => break,
+            }
+        }
+        match waiting.pop() {
+            Some(socket) => Poll::Ready(Ok(Stream::Tcp(socket))),
+            None => failed.map_or(Poll::Pending, |error| Poll::Ready(Err(error))),
+        }
+    }
+
     async fn next(&self) -> io::Result<Stream> {
         match &self.listening {
-            Listening::Tcp(listener) => Ok(Stream::Tcp(listener.accept().await?.0)),
+            Listening::Tcp(listener) => poll_fn(|cx| self.poll_next(listener, cx)).await,
             Listening::Unix(listening) => listening.accept().await,
             Listening::Incoming(incoming) => {
                 poll_fn(|cx| {

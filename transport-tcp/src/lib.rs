@@ -23,6 +23,7 @@ mod unix;
 #[cfg(not(unix))]
 #[path = "no_unix.rs"]
 mod unix;
+mod waiting;
 mod waits;
 mod write;
 

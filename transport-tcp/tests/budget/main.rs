@@ -23,6 +23,7 @@ use farcall_core::proto::wire::{FrameType, Header, PREFACE, ResponseHead, decode
 use farcall_core::server::ServerCore;
 use farcall_core::settings::Settings;
 use farcall_core::status::{Code, Executed, Result};
+use farcall_core::transport::Link;
 use farcall_tcp::{Acceptor, TcpConfig};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::Semaphore;
@@ -247,6 +248,27 @@ async fn an_address_with_fewer_connections_gets_a_place() {
     assert!(reason.contains("limits.connections") && reason.contains("did not end within 1s"), "{reason}");
     setup.until("it is gone", || setup.server.connections().len() == 9).await;
     call_honestly(&late).await;
+}
+
+/// A client's connection does not wait for all that another host has opened before it.
+#[tokio::test]
+async fn connections_of_an_address_wait_for_one_of_each_other_address() {
+    const FLOOD: usize = 900;
+    let acceptor = Acceptor::bind("127.0.0.1:0", TcpConfig::default()).await.unwrap();
+    let address = acceptor.local_addr().unwrap();
+    let mut flood = Vec::new();
+    for _ in 0..FLOOD {
+        flood.push(attackers::connected(address, 2).await.unwrap());
+    }
+    let honest = attackers::connected(address, 3).await.unwrap();
+    for served in 1.. {
+        let link = acceptor.accept().await;
+        if link.description().peer == honest.local_addr().ok() {
+            // The sockets were in the kernel's queue, and are taken from there in some turns.
+            assert!(served < FLOOD / 10, "{served} were served before");
+            return;
+        }
+    }
 }
 
 /// Handlers run on the thread that reads their requests. A connection that sends many has no more turns than another.

@@ -132,13 +132,15 @@ impl Run {
         self.schedule.end
     }
 
-    /// Counts a call that was due then, and was answered now.
-    pub(super) fn answered(&self, due: Instant, now: Instant) {
+    /// Counts calls, of which each was due at a time, and answered at another.
+    pub(super) fn answered(&self, calls: impl IntoIterator<Item = (Instant, Instant)>) {
         let mut times = self.times();
-        times.completed += u64::from((self.schedule.counted_from..self.schedule.end).contains(&now));
-        if due >= self.schedule.counted_from {
-            times.histogram.saturating_record((now - due).as_nanos() as u64);
-            self.progress.calls.fetch_add(1, Ordering::Relaxed);
+        for (due, at) in calls {
+            times.completed += u64::from((self.schedule.counted_from..self.schedule.end).contains(&at));
+            if due >= self.schedule.counted_from {
+                times.histogram.saturating_record((at - due).as_nanos() as u64);
+                self.progress.calls.fetch_add(1, Ordering::Relaxed);
+            }
         }
     }
 
@@ -222,7 +224,7 @@ pub(crate) async fn run(
 async fn work(mut caller: Caller, run: Arc<Run>) {
     while let Some(due) = run.schedule.next().await {
         match caller.call().await {
-            Ok(()) => run.answered(due, Instant::now()),
+            Ok(()) => run.answered([(due, Instant::now())]),
             Err(status) => {
                 run.failed(due, status.to_string());
                 // A server that refuses at once is not asked in a busy loop.

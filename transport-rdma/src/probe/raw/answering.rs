@@ -113,16 +113,16 @@ impl Answering {
         Ok(RemoteRange { addr: exposure.addr(), rkey: exposure.rkey() })
     }
 
-    /// Posts receives until there are as many as requests at a time. Returns `false` if messages that are on their way back still have
-    /// the memory for that.
-    fn receive(&mut self) -> Result<bool, Stop> {
-        let Half { queues, plan, .. } = &self.half;
-        let most = usize::from(plan.in_flight);
-        let missing = most.saturating_sub(queues.receives_posted());
-        let free = std::iter::from_fn(|| self.slab.as_ref()?.take());
-        self.slots.extend(free.take(missing.saturating_sub(self.slots.len())));
-        queues.post_receives(&mut self.slots)?;
-        Ok(queues.receives_posted() >= most)
+    /// Posts receives for as many messages as there is memory.
+    fn receive(&mut self) -> Result<(), Stop> {
+        self.slots.extend(std::iter::from_fn(|| self.slab.as_ref()?.take()));
+        self.half.queues.post_receives(&mut self.slots)?;
+        Ok(())
+    }
+
+    /// Whether as many messages can arrive as the peer sends at a time. For each that goes back, another may come.
+    fn can_receive(&self) -> bool {
+        self.half.queues.receives_posted() >= usize::from(self.half.plan.in_flight)
     }
 
     /// Returns what the asking process needs to [connect](super::Asking::connect).
@@ -170,10 +170,10 @@ impl Answering {
             for (slot, len) in self.arrived.drain(..) {
                 self.half.send(slot.freeze(0..len.min(longest)));
             }
-            // For each message that goes back, another may come.
-            if self.receive()? {
+            if self.can_receive() {
                 self.half.post()?;
             }
+            self.receive()?;
             self.half.reap()?;
         }
     }

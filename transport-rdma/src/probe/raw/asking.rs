@@ -68,7 +68,7 @@ impl Asking {
         };
         let mut slots = Vec::new();
         let slab = match plan.operation {
-            Operation::Send => Some(half.slab(plan.in_flight.into())?),
+            Operation::Send => Some(half.slab(plan.slots())?),
             Operation::Read | Operation::Write => None,
         };
         slots.extend(slab.iter().flat_map(|slab| std::iter::from_fn(|| slab.take())));
@@ -100,9 +100,10 @@ impl Asking {
 
     /// Has the device do its work in a closed loop, and polls for it: a request begins when one has ended.
     ///
-    /// `ended` gets two times for each request: when its turn came, and when its end was seen. The first is the end of the request before
-    /// it, so what `ended` takes counts, too. Once it has returned `false`, no further request
-    /// begins, and this returns when the last has ended. Keeps the thread's processor busy meanwhile.
+    /// `ended` gets two times for each request: when its turn came, which is when the end of the request before it was seen, and when its own
+    /// end was seen. `ended` runs when the next request has begun, so what it takes does not count as long as it is less than a request.
+    /// Once it has returned `false`, no further request begins, and this returns when the last has ended. Keeps the thread's processor busy
+    /// meanwhile.
     ///
     /// # Errors
     ///
@@ -112,7 +113,7 @@ impl Asking {
     }
 
     fn work(&mut self, mut ended: impl FnMut(Instant, Instant) -> bool) -> Result<(), Stop> {
-        let mut begun = VecDeque::new();
+        let (mut begun, mut over) = (VecDeque::new(), Vec::new());
         let mut patience = Patience::new();
         let (mut now, mut goes_on, mut due) = (Instant::now(), true, usize::from(self.half.plan.in_flight));
         while goes_on || !begun.is_empty() {
@@ -121,6 +122,9 @@ impl Asking {
                 begun.extend(std::iter::repeat_n(now, due));
             }
             self.half.post()?;
+            // The device works meanwhile.
+            self.tidy()?;
+            over.drain(..).for_each(|begun| goes_on &= ended(begun, now));
             // A peer may send more messages than it was asked for. A request that was not posted has no answer.
             let posted = begun.len() - self.half.works.len();
             due = self.completed()?.min(posted);
@@ -132,9 +136,10 @@ impl Asking {
             }
             now = Instant::now();
             patience.renew(now);
-            for begun in begun.drain(..due) {
-                goes_on &= ended(begun, now);
-            }
+            over.extend(begun.drain(..due));
+        }
+        for begun in over {
+            ended(begun, now);
         }
         Ok(())
     }
@@ -157,15 +162,20 @@ impl Asking {
 
     /// Polls once. Returns how many requests have ended, in the order in which they were made.
     fn completed(&mut self) -> Result<usize, Stop> {
-        if self.half.plan.operation != Operation::Send {
-            return self.half.poll(Cq::Send, &mut self.arrived);
+        let cq = match self.half.plan.operation {
+            Operation::Send => Cq::Receive,
+            Operation::Read | Operation::Write => Cq::Send,
+        };
+        self.half.poll(cq, &mut self.arrived)
+    }
+
+    /// Has further messages arrive in the place of those that have, and takes the completions of those that were sent.
+    fn tidy(&mut self) -> Result<(), Stop> {
+        if self.arrived.is_empty() {
+            return Ok(());
         }
-        let count = self.half.poll(Cq::Receive, &mut self.arrived)?;
-        if count > 0 {
-            self.slots.extend(self.arrived.drain(..).map(|(slot, _)| slot));
-            self.half.queues.post_receives(&mut self.slots)?;
-            self.half.reap()?;
-        }
-        Ok(count)
+        self.slots.extend(self.arrived.drain(..).map(|(slot, _)| slot));
+        self.half.queues.post_receives(&mut self.slots)?;
+        self.half.reap()
     }
 }

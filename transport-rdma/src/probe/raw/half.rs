@@ -66,8 +66,7 @@ impl Half {
         // Requests that have completed take room until a later completion is polled.
         let sends = plan.in_flight + 2 * SIGNAL_EVERY;
         let size = QpSize { sends, signal_every, inline: INLINE };
-        let queues =
-            device.create_queues(QueueSize { receives: plan.in_flight.into(), sends: size.reserve() })?;
+        let queues = device.create_queues(QueueSize { receives: plan.slots(), sends: size.reserve() })?;
         let qp = queues.create_qp(size)?;
         qp.to_init(&path)?;
         let psn =
@@ -200,8 +199,8 @@ impl Patience {
 
     /// Lets others have the processor now and then. Returns `true` if it is time to look at what is not polled for.
     pub(super) fn wait(&mut self) -> Result<bool, Stop> {
-        give_way(self.polls);
         self.polls = self.polls.wrapping_add(1);
+        give_way(self.polls);
         if !self.polls.is_multiple_of(LOOK_EVERY) {
             return Ok(false);
         }

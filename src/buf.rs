@@ -250,6 +250,11 @@ impl Lend for Buf {
         self.len
     }
 
+    // Its parts are to be written to, for which a message of the peer would be copied.
+    fn pieces(&mut self) -> usize {
+        usize::from(self.len > 0)
+    }
+
     #[cfg(feature = "rdma")]
     fn share(&mut self) -> Vec<(Arc<dyn Exportable>, usize)> {
         if let Memory::Received(bytes) = &self.memory {
@@ -362,5 +367,17 @@ mod tests {
         buf.spare()[..5].copy_from_slice(b"bytes");
         buf.advance(5);
         assert_eq!((buf.spare().len(), buf.freeze()), (7, Bytes::from_static(b"bytes")));
+    }
+
+    #[tokio::test]
+    async fn a_buffer_that_holds_a_message_is_lent_again_without_a_copy() {
+        const LEN: usize = WORTH_KEEPING;
+        let mut buf = Buf::on_heap(LEN);
+        buf.resize(LEN);
+        let message = Bytes::from(vec![7; LEN]);
+        assert!(buf.fill(0, message.clone()).is_empty());
+        let (_into, loan) = farcall_core::bulk::BulkWrite::lend(vec![buf]);
+        let buf = loan.reclaim().await.pop().unwrap();
+        assert_eq!(buf.as_ptr(), message.as_ptr());
     }
 }

@@ -72,10 +72,10 @@ pub struct Limits {
     /// most is closed, and told why. The last eighth is for what is under way then. A share is that of one client address among all, and of one connection among those
     /// from its address.
     pub memory: u64,
-    /// How many connections a server has at once. When a further client comes, the server drains the newest connection of the
-    /// address that has most, if that has more than the client's address, and closes it after a second. Otherwise it tells the
-    /// client that it is overloaded; that client's calls fail as not executed. Clients ignore this setting. Default 16,384; at
-    /// least 1.
+    /// How many connections a server has at once, and an eighth more that are leaving. A further client is told that the server is
+    /// overloaded, and its calls fail as not executed. But if another address has at least two connections more than the client's,
+    /// the newest of the address that has most makes room: the server drains it, and closes it if its calls go on for longer than a
+    /// second. Clients ignore this setting. Default 16,384; at least 1.
     pub connections: u32,
     /// How many of those may come from one address, or, for IPv6, from one network whose prefix has 64 bits. Further ones are
     /// refused. Default 4096; at least 1.
@@ -87,8 +87,9 @@ pub struct Limits {
     /// Default 30,000; 0: for ever.
     pub stall_ms: u64,
     /// For servers: how long a connection may be idle, in milliseconds: without a call, a stream, or a byte of its client. Then
-    /// the server closes it as when it drains, so no call is lost: the client connects again for its next call. Default 0: for
-    /// ever.
+    /// the server closes it as when it drains, so no call is lost: the client connects again for its next call. A connection by RDMA
+    /// whose client has used a region is not idle until the region is revoked, because the client's device may be using it. Default 0:
+    /// for ever.
     pub idle_ms: u64,
     /// For servers: how old a connection may become, in milliseconds; up to a tenth shorter or longer at random. Then the server
     /// closes it as when it drains, so no call is lost: the client connects again, perhaps to another server behind the same

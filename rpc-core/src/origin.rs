@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv6Addr};
 
 /// The address of a host, or the network of an IPv6 host: its first 64 bits, of which a host may well have all addresses
 /// (RFC 4291, section 2.5.4).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Origin(Option<IpAddr>);
 
 impl Origin {

@@ -84,7 +84,8 @@ impl Acceptor {
     /// Takes the next connection. Errors that concern one connection are passed over; when the process has no more file
     /// descriptors it waits for some, and says so in the log. When the application's connections end, it waits for ever.
     ///
-    /// Cancel safe, but for one case: a connection is closed if it was accepted and waits for the files of TLS to be read again.
+    /// For one task at a time. Cancel safe, but for one case: a connection is closed if it was accepted and waits for the files of TLS to
+    /// be read again.
     pub async fn accept(&self) -> Arc<TcpLink> {
         loop {
             // After the others' turn. Where many connect, the runtime would serve 128 of them first, which takes 10 ms.
@@ -117,7 +118,14 @@ impl Acceptor {
         let mut failed = None;
         for _ in 0..AT_ONCE {
             match listener.poll_accept(cx) {
-                Poll::Ready(Ok((socket, peer))) => waiting.push(Origin::of(Some(peer.ip())), socket),
+                Poll::Ready(Ok((socket, peer))) => {
+                    if waiting.push(Origin::of(Some(peer.ip())), socket) {
+                        tracing::debug!(
+                            ?peer,
+                            "too many connections wait; one of the address that has most was dropped"
+                        );
+                    }
+                }
                 Poll::Ready(Err(error)) => {
                     failed = Some(error);
                     break;

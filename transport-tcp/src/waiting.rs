@@ -25,38 +25,38 @@ impl<T> Default for Waiting<T> {
 }
 
 impl<T> Waiting<T> {
-    /// Adds a connection. If there are too many, the newest of the origin that has most is dropped.
-    pub(crate) fn push(&mut self, origin: Origin, connection: T) {
+    /// Adds a connection. If there are too many, drops the newest of the origin that has most. Returns whether one was dropped.
+    pub(crate) fn push(&mut self, origin: Origin, connection: T) -> bool {
+        let is_full = self.count == MOST;
+        if is_full {
+            let from_here = self.by_origin.get(&origin).map_or(0, VecDeque::len);
+            let most = self.by_origin.values_mut().max_by_key(|of_origin| of_origin.len());
+            let Some(most) = most.filter(|most| most.len() > from_here + 1) else { return true };
+            // It keeps another one, and so its turn.
+            most.pop_back();
+            self.count -= 1;
+        }
         let of_origin = self.by_origin.entry(origin).or_default();
         if of_origin.is_empty() {
             self.turns.push_back(origin);
         }
         of_origin.push_back(connection);
         self.count += 1;
-        if self.count > MOST
-            && let Some(most) = self.by_origin.values_mut().max_by_key(|of_origin| of_origin.len())
-        {
-            most.pop_back();
-            self.count -= 1;
-        }
+        is_full
     }
 
     /// Takes the connection whose turn it is.
     pub(crate) fn pop(&mut self) -> Option<T> {
-        loop {
-            let origin = self.turns.pop_front()?;
-            let Some(of_origin) = self.by_origin.get_mut(&origin) else { continue };
-            let next = of_origin.pop_front();
-            if of_origin.is_empty() {
-                self.by_origin.remove(&origin);
-            } else {
-                self.turns.push_back(origin);
-            }
-            if next.is_some() {
-                self.count -= 1;
-                return next;
-            }
+        let origin = self.turns.pop_front()?;
+        let of_origin = self.by_origin.get_mut(&origin)?;
+        let next = of_origin.pop_front()?;
+        self.count -= 1;
+        if of_origin.is_empty() {
+            self.by_origin.remove(&origin);
+        } else {
+            self.turns.push_back(origin);
         }
+        Some(next)
     }
 }
 
@@ -95,5 +95,21 @@ mod tests {
         let expected: Vec<_> = [0, usize::MAX].into_iter().chain(1..MOST - 1).collect();
         assert!(served == expected, "{served:?}");
         assert_eq!(waiting.count, 0);
+    }
+
+    #[test]
+    fn each_origin_has_one_turn_however_many_there_are() {
+        let origin = |n: u32| Origin::of(Some(Ipv4Addr::from_bits(n).into()));
+        let mut waiting = Waiting::default();
+        let mut random = fastrand::Rng::with_seed(1);
+        for n in 0..20_000 {
+            waiting.push(origin(random.u32(..2 * MOST as u32)), n);
+            if random.usize(..3) == 0 {
+                assert!(waiting.pop().is_some());
+            }
+            assert_eq!(waiting.turns.len(), waiting.by_origin.len());
+        }
+        assert_eq!(waiting.count, MOST);
+        assert_eq!(std::iter::from_fn(|| waiting.pop()).count(), MOST);
     }
 }

@@ -19,7 +19,7 @@ const SPARE: Duration = Duration::from_secs(30);
 /// Requests that are counted together: to count one takes a tenth of the time of a short one.
 const TOGETHER: usize = 256;
 
-/// How long a request may not be counted yet.
+/// Requests are counted at the next end after this time.
 const LATEST: Duration = Duration::from_millis(50);
 
 /// How long the server may take to say what it knows of a failure.

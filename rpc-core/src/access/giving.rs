@@ -141,6 +141,13 @@ impl Accesses {
         Ok(())
     }
 
+    /// Whether the peer may be using memory of this side by itself.
+    pub(crate) fn may_be_used_unseen(&self) -> bool {
+        let mut given = self.given.lock();
+        given.forget();
+        !given.0.is_empty()
+    }
+
     /// Returns the grants for links that the session has left, by which the peer may still do something. A write that the peer
     /// repeats must not be done before the end of the first attempt.
     pub(super) fn grants_for_earlier_links(&self) -> Vec<watch::Receiver<()>> {

@@ -173,8 +173,7 @@ impl BulkWrite {
     /// itself, if they are 16 at most, of 16 KiB or more on average. Otherwise, if the server writes a whole one of 64 KiB or more by one
     /// write of at most 1 MiB, the buffer takes over the memory in which the bytes have arrived.
     pub fn lend<M: Lend>(mut memory: M) -> (Self, Loan<M>) {
-        let len = memory.size();
-        let pieces = memory.parts().iter().filter(|part| !part.is_empty()).count();
+        let (len, pieces) = (memory.size(), memory.pieces());
         let (lent, loan) = Loan::new(memory, len, pieces, Vec::new(), M::unshare);
         (Self { memory: Handle::Lender(Arc::new(Writable(lent)), len) }, loan)
     }

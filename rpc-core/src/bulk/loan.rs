@@ -25,6 +25,11 @@ pub trait Lend: Send + 'static {
         self.parts().iter().map(|part| part.len()).sum()
     }
 
+    /// Returns the number of parts that are not empty.
+    fn pieces(&mut self) -> usize {
+        self.parts().iter().filter(|part| !part.is_empty()).count()
+    }
+
     /// Returns the parts that are not empty as words, for a device to write to, if all are such that one can. Else none. With the words
     /// of a part comes its length in bytes; they begin with its first byte. Each call returns one and the same words. From now on the
     /// memory is reached by them only, until [`unshare`](Self::unshare). Like [`parts`](Self::parts) it must not block.
@@ -72,6 +77,10 @@ impl<T: Lend> Lend for Vec<T> {
 
     fn size(&mut self) -> usize {
         self.iter_mut().map(Lend::size).sum()
+    }
+
+    fn pieces(&mut self) -> usize {
+        self.iter_mut().map(Lend::pieces).sum()
     }
 
     fn share(&mut self) -> Vec<(Arc<dyn Exportable>, usize)> {

@@ -14,11 +14,11 @@ use crate::transport::{Reason, Unavailable};
 pub(crate) enum Activity {
     /// A message has arrived in part, and the rest of it is due.
     AmidMessage,
-    /// Nothing is called.
+    /// Nothing is called, and the peer's device may use nothing.
     Idle,
     /// A message has arrived in part, and this side does not read on for lack of memory.
     HeldBack,
-    /// Calls are served.
+    /// Calls are served, or the peer's device may use memory unseen.
     Busy,
 }
 
@@ -213,7 +213,9 @@ impl Connection {
         let activity = match is_amid {
             true if self.sender.account().is_held_back() => Activity::HeldBack,
             true => Activity::AmidMessage,
-            false if self.is_done() && self.streams.is_empty() => Activity::Idle,
+            false if self.is_done() && self.streams.is_empty() && !self.accesses.may_be_used_unseen() => {
+                Activity::Idle
+            }
             false => Activity::Busy,
         };
         (stream.bytes_received + upgraded.bytes_received, activity)

@@ -45,6 +45,7 @@ impl Connection {
         let connection = Self::start(Role::Server, class, stream, settings, account, Some(registry));
         let guard = CloseOnDrop(Some(connection));
         tokio::select! {
+            biased;
             greeted = guard.greeted() => greeted?,
             why = displaced => {
                 let status = guard.status(why, Executed::No, Blame::Environment);

@@ -1,7 +1,7 @@
 //! The connections that a server accepts: how many in all and from one address, and how many before their HELLO.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -9,6 +9,9 @@ use tokio::sync::Notify;
 
 use crate::config::Limits;
 use crate::origin::Origin;
+
+/// The part of `limits.connections` that may be leaving beyond these, because others have their places: one of so many.
+const LEAVING: u32 = 8;
 
 /// The connections of a server, counted by their origins.
 pub(super) struct Arrivals {
@@ -22,6 +25,8 @@ struct Counts {
     open: ByOrigin,
     /// Those of them whose HELLO has not arrived.
     greeting: ByOrigin,
+    /// The number of those whose place another one has, and which are not gone yet.
+    leaving: u32,
     /// The number of the latest connection.
     last: u64,
 }
@@ -30,10 +35,14 @@ struct Counts {
 #[derive(Default)]
 struct ByOrigin {
     connections: HashMap<Origin, BTreeMap<u64, Arc<Displaced>>>,
+    ranks: BTreeSet<Rank>,
     count: usize,
 }
 
-/// Says whether another connection gets the place of this one, and why.
+/// The number of an origin's connections, and that of its oldest one.
+type Rank = (usize, Reverse<u64>, Origin);
+
+/// Says whether a connection has to make room for another, and why.
 #[derive(Default)]
 struct Displaced {
     why: OnceLock<String>,
@@ -45,7 +54,8 @@ pub(super) struct Arrival {
     arrivals: Arc<Arrivals>,
     origin: Origin,
     number: u64,
-    displaced: Arc<Displaced>,
+    from_place: Arc<Displaced>,
+    from_handshake: Arc<Displaced>,
 }
 
 impl Arrivals {
@@ -53,9 +63,9 @@ impl Arrivals {
         Arc::new(Self { limits, counts: Mutex::default() })
     }
 
-    /// Admits a connection from this address. When there are too many connections, the newest one of the origin that has most
-    /// of them makes room, if this origin has fewer. When there are too many handshakes, the oldest one of the origin that has
-    /// most of these does.
+    /// Admits a connection from this address. When there are too many connections, the newest one of the address that has most
+    /// makes room, if this address has at least two fewer. When there are too many handshakes, the oldest one of the address that
+    /// has most of these does.
     ///
     /// # Errors
     ///
@@ -77,13 +87,14 @@ impl Arrivals {
             ));
         }
         counts.last += 1;
-        let (number, displaced) = (counts.last, Arc::<Displaced>::default());
-        counts.open.insert(origin, number, displaced.clone());
-        counts.greeting.insert(origin, number, displaced.clone());
+        let number = counts.last;
+        let (from_place, from_handshake) = <(Arc<Displaced>, Arc<Displaced>)>::default();
+        counts.open.insert(origin, number, from_place.clone());
+        counts.greeting.insert(origin, number, from_handshake.clone());
         if counts.greeting.count > handshakes as usize {
             counts.end_a_handshake();
         }
-        Ok(Arrival { arrivals: self.clone(), origin, number, displaced })
+        Ok(Arrival { arrivals: self.clone(), origin, number, from_place, from_handshake })
     }
 
     fn counts(&self) -> MutexGuard<'_, Counts> {
@@ -92,37 +103,44 @@ impl Arrivals {
 }
 
 impl Counts {
-    /// Displaces the newest connection of the address that has most, if that has as many afterwards as one that has
-    /// `from_here` and gets another. Returns whether there is a place now.
+    /// Displaces the newest connection of the address that has most, if it still has at least `from_here` and one afterwards.
+    /// Returns whether there is a place now.
     fn make_place(&mut self, from_here: usize, limit: u32) -> bool {
         // Connections without addresses keep their places: this machine or the program itself made them.
-        let Some((origin, connections)) = self.open.most(|origin| origin != Origin::NONE) else {
-            return false;
-        };
-        if connections.len() < from_here + 2 {
+        let Some(origin) = self.open.most(|origin| origin != Origin::NONE) else { return false };
+        if self.open.of(origin) < from_here + 2 || self.leaving >= limit.div_ceil(LEAVING) {
             return false;
         }
-        let Some((&number, newest)) = connections.last_key_value() else { return false };
-        newest.say(format!(
+        let newest = self.open.connections[&origin].last_key_value();
+        let Some((number, displaced)) = newest.map(|(number, displaced)| (*number, displaced.clone())) else {
+            return false;
+        };
+        self.greeting.remove(origin, number);
+        self.open.remove(origin, number);
+        self.leaving += 1;
+        displaced.say(format!(
             "the server has {limit} connections, which is its limits.connections, most of them from this address, and \
              another address needs a place"
         ));
-        self.remove(origin, number);
         true
     }
 
     /// Ends the oldest handshake of the origin that has most of them.
     fn end_a_handshake(&mut self) {
-        let Some((origin, handshakes)) = self.greeting.most(|_| true) else { return };
-        let Some((&number, oldest)) = handshakes.first_key_value() else { return };
-        oldest.say("the server has too many unfinished handshakes (limits.handshakes)".into());
-        self.greeting.remove(origin, number);
+        let Some(origin) = self.greeting.most(|_| true) else { return };
+        let oldest = self.greeting.connections[&origin].first_key_value();
+        if let Some((number, displaced)) = oldest.map(|(number, displaced)| (*number, displaced.clone())) {
+            self.greeting.remove(origin, number);
+            displaced.say("the server has too many unfinished handshakes (limits.handshakes)".into());
+        }
     }
 
-    /// Counts a connection no more.
+    /// A connection is gone.
     fn remove(&mut self, origin: Origin, number: u64) {
         self.greeting.remove(origin, number);
-        self.open.remove(origin, number);
+        if !self.open.remove(origin, number) {
+            self.leaving -= 1;
+        }
     }
 }
 
@@ -132,46 +150,75 @@ impl ByOrigin {
         self.connections.get(&origin).map_or(0, BTreeMap::len)
     }
 
-    /// Returns that origin of some which has most connections. Of several, the one whose oldest is the oldest of all.
-    fn most(&self, may_be: impl Fn(Origin) -> bool) -> Option<(Origin, &BTreeMap<u64, Arc<Displaced>>)> {
-        let age = |here: &BTreeMap<u64, _>| here.first_key_value().map(|(number, _)| Reverse(*number));
-        let those = self.connections.iter().filter(|(origin, _)| may_be(**origin));
-        let most = those.max_by_key(|(_, here)| (here.len(), age(here)));
-        most.map(|(origin, here)| (*origin, here))
+    /// Of the origins that `may_be` admits, returns the one with most connections; of several, the one with the oldest connection.
+    fn most(&self, may_be: impl Fn(Origin) -> bool) -> Option<Origin> {
+        self.ranks.iter().rev().map(|(.., origin)| *origin).find(|origin| may_be(*origin))
     }
 
     fn insert(&mut self, origin: Origin, number: u64, displaced: Arc<Displaced>) {
+        self.unrank(origin);
         self.count += 1;
         self.connections.entry(origin).or_default().insert(number, displaced);
+        self.ranks.extend(self.rank(origin));
     }
 
-    /// Removes a connection, if it is there.
-    fn remove(&mut self, origin: Origin, number: u64) {
-        let Some(here) = self.connections.get_mut(&origin) else { return };
-        self.count -= usize::from(here.remove(&number).is_some());
+    /// Removes a connection. Returns false if it is not there.
+    fn remove(&mut self, origin: Origin, number: u64) -> bool {
+        self.unrank(origin);
+        let Some(here) = self.connections.get_mut(&origin) else { return false };
+        let is_there = here.remove(&number).is_some();
+        self.count -= usize::from(is_there);
         if here.is_empty() {
             self.connections.remove(&origin);
         }
+        self.ranks.extend(self.rank(origin));
+        is_there
+    }
+
+    fn unrank(&mut self, origin: Origin) {
+        if let Some(rank) = self.rank(origin) {
+            self.ranks.remove(&rank);
+        }
+    }
+
+    /// Returns the rank of an origin that has any.
+    fn rank(&self, origin: Origin) -> Option<Rank> {
+        let here = self.connections.get(&origin)?;
+        let (oldest, _) = here.first_key_value()?;
+        Some((here.len(), Reverse(*oldest), origin))
     }
 }
 
 impl Displaced {
     fn say(&self, why: String) {
-        // The first reason stays.
+        // Said once: the connection is listed no more.
         let _ = self.why.set(why);
         self.is_said.notify_one();
+    }
+
+    /// Resolves when another connection gets this one's place, with the reason. For one task at a time.
+    async fn said(&self) -> String {
+        loop {
+            if let Some(why) = self.why.get() {
+                return why.clone();
+            }
+            self.is_said.notified().await;
+        }
     }
 }
 
 impl Arrival {
-    /// Resolves when another connection needs the place of this one, with the reason. For one task at a time.
-    pub(super) async fn displaced(&self) -> String {
-        loop {
-            if let Some(why) = self.displaced.why.get() {
-                return why.clone();
-            }
-            self.displaced.is_said.notified().await;
+    /// Resolves when the connection has to make room before its handshake has ended, with the reason.
+    pub(super) async fn handshake_displaced(&self) -> String {
+        tokio::select! {
+            why = self.from_handshake.said() => why,
+            why = self.from_place.said() => why,
         }
+    }
+
+    /// Resolves when another connection has the place of this one, with the reason.
+    pub(super) async fn displaced(&self) -> String {
+        self.from_place.said().await
     }
 
     /// Counts the handshake as over, because HELLO has arrived.
@@ -203,7 +250,7 @@ mod tests {
     }
 
     fn is_displaced(arrival: &Arrival) -> bool {
-        arrival.displaced.why.get().is_some()
+        arrival.from_place.why.get().or(arrival.from_handshake.why.get()).is_some()
     }
 
     #[test]
@@ -227,16 +274,46 @@ mod tests {
     fn the_newest_connection_of_the_address_with_most_makes_room() {
         let arrivals = arrivals(|limits| limits.connections = 9);
         let local: Vec<_> = (0..5).map(|_| arrivals.admit(None).unwrap()).collect();
-        let flood: Vec<_> = (0..4).map(|_| arrivals.admit(address(1)).unwrap()).collect();
+        let mut flood: Vec<_> = (0..4).map(|_| arrivals.admit(address(1)).unwrap()).collect();
         assert!(arrivals.admit(address(1)).is_err(), "an address with most displaces none");
         let others = [arrivals.admit(address(2)).unwrap(), arrivals.admit(address(2)).unwrap()];
         assert_eq!(flood.iter().map(is_displaced).collect::<Vec<_>>(), [false, false, true, true]);
-        assert!(flood[3].displaced.why.get().unwrap().contains("limits.connections"));
+        assert!(flood[3].from_place.why.get().unwrap().contains("limits.connections"));
         assert!(arrivals.admit(address(2)).is_err(), "both addresses have two now");
+        assert!(arrivals.admit(address(3)).is_err(), "two are leaving, which is an eighth of the limit");
+        drop(flood.split_off(3));
         let _last = arrivals.admit(address(3)).unwrap();
         assert!(is_displaced(&flood[1]) && !others.iter().chain(&local).any(is_displaced));
-        drop(flood);
-        assert_eq!(arrivals.counts().open.count, 8, "one of the flood had a place still");
+        let counted = || {
+            let counts = arrivals.counts();
+            (counts.open.count, counts.leaving)
+        };
+        assert_eq!(counted(), (9, 2));
+        drop((flood, others, local));
+        assert_eq!(counted(), (1, 0));
+    }
+
+    #[test]
+    fn ranks_follow_the_connections() {
+        let arrivals = arrivals(|limits| limits.handshakes = 5);
+        let mut random = fastrand::Rng::with_seed(1);
+        let mut open = Vec::new();
+        for _ in 0..2000 {
+            if random.usize(..30) < open.len() {
+                open.swap_remove(random.usize(..open.len()));
+            } else {
+                open.push(arrivals.admit(address(random.u8(..6))).unwrap());
+            }
+            let counts = arrivals.counts();
+            for by_origin in [&counts.open, &counts.greeting] {
+                let all = || by_origin.connections.iter();
+                assert_eq!(by_origin.count, all().map(|(_, here)| here.len()).sum::<usize>());
+                let ranks = all().filter_map(|(origin, _)| by_origin.rank(*origin)).collect();
+                assert_eq!(by_origin.ranks, ranks);
+                assert_eq!(by_origin.ranks.len(), by_origin.connections.len());
+            }
+            assert_eq!((counts.open.count, counts.leaving), (open.len(), 0));
+        }
     }
 
     #[test]

@@ -17,6 +17,7 @@ use crate::memory::{Account, Budget};
 use crate::middleware::Spawned;
 use crate::service::Service;
 use crate::settings::Settings;
+use crate::status::Status;
 use crate::transport::Link;
 
 /// A server for the sessions that a listener accepts.
@@ -98,7 +99,7 @@ impl ServerCore {
         let account = Account::open(self.memory.clone(), address);
         tokio::spawn(async move {
             let (settings, registry) = (host.settings.clone(), host.registry.clone());
-            let displaced = arrival.displaced();
+            let displaced = arrival.handshake_displaced();
             let accepted = Connection::accept(link, settings, account, registry, displaced).await;
             arrival.greeted();
             match accepted {
@@ -134,7 +135,7 @@ impl ServerCore {
         let status = tokio::select! {
             status = connection.closed() => status,
             why = connection.evicted() => connection.close_to_make_room(why).await,
-            why = arrival.displaced() => connection.drain_within(&why, Some(LEAVE)).await,
+            status = leave_when_displaced(&connection, arrival) => status,
             status = self.retire_when_old(&connection) => status,
         };
         tracing::debug!(peer = ?connection.peer(), class = %connection.class(), %status, "a session ended");
@@ -195,4 +196,10 @@ impl ServerCore {
     fn open(&self) -> MutexGuard<'_, Open> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Waits until another connection has the place of this one, and drains it. Returns its status when it has ended.
+async fn leave_when_displaced(connection: &Connection, arrival: &Arrival) -> Status {
+    let why = arrival.displaced().await;
+    connection.drain_within(&why, Some(LEAVE)).await
 }

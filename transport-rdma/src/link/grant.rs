@@ -60,12 +60,16 @@ struct Place {
     link: Weak<LinkCore>,
     kind: Kind,
     windows: usize,
+    /// How many of them were counted as allocated, and are not there yet.
+    missing: usize,
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
         if let Some(link) = self.link.upgrade() {
-            *link.sending().grants.count(self.kind) -= self.windows;
+            let grants = &mut link.sending().grants;
+            *grants.count(self.kind) -= self.windows;
+            grants.allocated -= self.missing;
         }
     }
 }
@@ -111,7 +115,7 @@ impl AsRef<[u8]> for Lent {
 impl LinkCore {
     /// See [`farcall_core::transport::Link::grant`].
     pub(crate) async fn grant_words(self: Arc<Self>, words: Words, terms: GrantTerms) -> Option<Grant> {
-        let (place, qp, needs_window) = self.begin_grant()?;
+        let (mut place, qp) = self.begin_grant()?;
         let (sender, exposed) = oneshot::channel();
         let registrations = Arc::clone(&self.resources.registrations);
         let GrantTerms { read, write, atomics, in_effect } = terms;
@@ -120,16 +124,23 @@ impl LinkCore {
         let registered =
             tokio::task::spawn_blocking(move || registrations.register(&words, access.changes()));
         let registered = registered.await.ok()?;
+        let missing = place.missing;
         self.resources.rendezvous_pool.control().spawn(move || {
-            let exposed = registered.and_then(|words| {
-                // Each grant adds a window to those of messages, so that it takes none of these.
-                qp.alloc_windows(usize::from(needs_window))?;
-                UsedWords::new(words, Box::new(in_effect)).expose(&*qp, access)
-            });
+            // Each grant adds a window to those of messages, so that it takes none of these.
+            let allocated = qp.alloc_windows(missing);
+            let has_windows = allocated.is_ok();
+            let expose = || -> Result<Option<Exposure>, crate::Unavailable> {
+                allocated?;
+                UsedWords::new(registered?, Box::new(in_effect)).expose(&*qp, access)
+            };
             // Nobody waits if the future was dropped. Then the window lets go of the words with its queue pair.
-            let _ = sender.send(exposed);
+            let _ = sender.send((has_windows, expose()));
         });
-        let exposure = match exposed.await.ok()? {
+        let (has_windows, exposed) = exposed.await.ok()?;
+        if has_windows {
+            place.missing = 0;
+        }
+        let exposure = match exposed {
             Ok(exposure) => exposure?,
             Err(why) => {
                 let why = Unavailable::from(why);
@@ -241,15 +252,15 @@ impl LinkCore {
         Arc::clone(&self.resources.own_atomics).of(words, self.path, in_effect)
     }
 
-    /// Takes a place for the grant of a region. Returns it, the queue pair, and whether that needs another window.
-    fn begin_grant(self: &Arc<Self>) -> Option<(Place, Arc<dyn QueuePair>, bool)> {
+    /// Takes a place for the grant of a region. Returns it with the queue pair.
+    fn begin_grant(self: &Arc<Self>) -> Option<(Place, Arc<dyn QueuePair>)> {
         let mut sending = self.sending();
         let qp = self.may_grant(&sending).filter(|_| sending.grants.regions < MOST_REGIONS)?;
         let grants = &mut sending.grants;
         grants.regions += 1;
-        let needs_window = grants.regions + grants.loans > grants.allocated;
-        grants.allocated += usize::from(needs_window);
-        Some((Place { link: Arc::downgrade(self), kind: Kind::Region, windows: 1 }, qp, needs_window))
+        let missing = usize::from(grants.regions + grants.loans > grants.allocated);
+        grants.allocated += missing;
+        Some((Place { link: Arc::downgrade(self), kind: Kind::Region, windows: 1, missing }, qp))
     }
 
     /// Takes a place for the grant of a loan, if there are so many windows for it.
@@ -257,19 +268,23 @@ impl LinkCore {
         let mut sending = self.sending();
         let qp = self.may_grant(&sending).filter(|_| sending.grants.loans + windows <= MOST_OF_LOANS)?;
         let grants = &mut sending.grants;
-        if grants.regions + grants.loans + windows <= grants.allocated {
+        let needed = grants.regions + grants.loans + windows;
+        if needed <= grants.allocated {
             grants.loans += windows;
-            return Some((Place { link: Arc::downgrade(self), kind: Kind::Loan, windows }, qp));
+            return Some((Place { link: Arc::downgrade(self), kind: Kind::Loan, windows, missing: 0 }, qp));
         }
         if !std::mem::replace(&mut grants.is_growing, true) {
             let link = Arc::downgrade(self);
-            let more = windows.next_multiple_of(STEP);
+            let steps = (needed - grants.allocated).div_ceil(STEP);
             self.resources.rendezvous_pool.control().spawn(move || {
-                // Without more windows loans are used by messages.
-                if let (Ok(()), Some(link)) = (qp.alloc_windows(more), link.upgrade()) {
-                    let grants = &mut link.sending().grants;
-                    grants.allocated += more;
-                    grants.is_growing = false;
+                for _ in 0..steps {
+                    // Without more windows loans are used by messages.
+                    let Ok(()) = qp.alloc_windows(STEP) else { return };
+                    let Some(link) = link.upgrade() else { return };
+                    link.sending().grants.allocated += STEP;
+                }
+                if let Some(link) = link.upgrade() {
+                    link.sending().grants.is_growing = false;
                 }
             });
         }

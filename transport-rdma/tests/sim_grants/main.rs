@@ -6,6 +6,7 @@
 
 mod atomics;
 mod bytes;
+mod idle;
 mod loans;
 #[path = "../near/mod.rs"]
 mod near;

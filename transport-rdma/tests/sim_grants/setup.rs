@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use farcall_core::client::{Connector, RawChannel};
-use farcall_core::config::Policy;
+use farcall_core::config::{Limits, Policy};
 use farcall_core::region::RemoteMemory;
 use farcall_core::server::ServerCore;
 use farcall_core::service::Service;
@@ -85,8 +85,19 @@ impl Setup {
         services: Vec<Arc<dyn Service>>,
         connector: impl FnOnce(Arc<ServerCore>) -> C,
     ) -> Self {
+        Self::limited(hosts, services, |_| (), connector)
+    }
+
+    /// A server with limits.
+    pub(crate) fn limited<C: Connector>(
+        hosts: &Hosts,
+        services: Vec<Arc<dyn Service>>,
+        limit: impl FnOnce(&mut Limits),
+        connector: impl FnOnce(Arc<ServerCore>) -> C,
+    ) -> Self {
         let config = RdmaConfig::default;
-        let settings = near::settings_of(hosts.server.clone(), Policy::Auto, config());
+        let mut settings = near::settings_of(hosts.server.clone(), Policy::Auto, config());
+        limit(&mut settings.limits);
         let host = ServerCore::new(services, settings).unwrap();
         let upgrade = RdmaUpgrade::with_host(Arc::new(hosts.client.clone()), config());
         let settings = near::settings_with(upgrade.clone(), Policy::Auto);

@@ -250,7 +250,7 @@ mod tests {
     }
 
     fn is_displaced(arrival: &Arrival) -> bool {
-        arrival.from_place.why.get().or(arrival.from_handshake.why.get()).is_some()
+        [&arrival.from_place, &arrival.from_handshake].iter().any(|displaced| displaced.why.get().is_some())
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::target::ends;
 /// How long the server's device is there beyond the time that is measured.
 const SPARE: Duration = Duration::from_secs(30);
 
-/// Requests that are counted together: to count one takes a tenth of the time of a short one.
+/// Requests that are counted together, so that counting takes little of a short request's time.
 const TOGETHER: usize = 256;
 
 /// Requests are counted at the next end after this time.

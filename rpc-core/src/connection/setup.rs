@@ -45,6 +45,7 @@ impl Connection {
         let connection = Self::start(Role::Server, class, stream, settings, account, Some(registry));
         let guard = CloseOnDrop(Some(connection));
         tokio::select! {
+            // A connection whose HELLO has arrived is no handshake any more.
             biased;
             greeted = guard.greeted() => greeted?,
             why = displaced => {

@@ -125,9 +125,9 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
         Box::pin(std::future::ready(None))
     }
 
-    /// Lets the peer use memory that a call lends by itself, at once or not at all. The link asks for the memory, which has this length and
-    /// lies in so many pieces, if it may have a use for it. It keeps `in_effect` together with the memory, and drops it when the peer can do nothing any more by the
-    /// grant. Never blocks.
+    /// Lets the peer use memory that a call lends by itself, at once or not at all. The memory has this length and lies in so many
+    /// pieces. The link asks for it only if it can use it. It keeps `in_effect` together with the memory, and drops it when the peer can
+    /// do nothing any more by the grant. Never blocks.
     fn grant_loan(
         &self,
         _len: usize,

@@ -24,7 +24,7 @@ const MOST_REGIONS: usize = 16;
 /// Windows that a link uses for loans at most. A loan takes one for each of its pieces.
 const MOST_OF_LOANS: usize = 64;
 
-/// Windows that are allocated at once for loans, at least.
+/// Windows for loans are allocated in steps of so many.
 const STEP: usize = 4;
 
 /// The windows that one link uses for grants.
@@ -168,7 +168,7 @@ impl LinkCore {
         if memory.len() != pieces || memory.iter().map(DirectMemory::len).sum::<usize>() != len {
             return None;
         }
-        // Lets go of those that were exposed, if one can't be.
+        // If one piece can't be exposed, dropping this lets go of the others.
         let mut held = Held { exposures: Vec::with_capacity(pieces), place };
         let in_effect = Arc::new(in_effect);
         for piece in memory {

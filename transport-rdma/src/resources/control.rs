@@ -2,9 +2,9 @@
 //!
 //! Creating, connecting and destroying queue pairs and registering memory take milliseconds, and `modify_qp` up to a
 //! second: too long for a thread that runs tasks. There are two lanes. Taking links down and registering memory for messages run
-//! on one thread, one after the other. The memory of applications, which may be gigabytes, is registered by tokio's blocking threads. Setting links up runs on a few threads beside it, which exist while there is such
-//! work. So neither a burst of new links nor a device that does not return from a call keeps old links from going.
-//! Connecting a link goes before beginning another: a peer waits for it.
+//! on one thread, one after the other. Setting links up runs on a few threads beside it, which exist while there is such work. So
+//! neither a burst of new links nor a device that does not return from a call keeps old links from going. Connecting a link goes before
+//! beginning another: a peer waits for it. Tokio's blocking threads register the memory of applications, which may be gigabytes.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -100,10 +100,9 @@ impl Asking {
 
     /// Has the device do its work in a closed loop, and polls for it: a request begins when one has ended.
     ///
-    /// `ended` gets two times for each request: when its turn came, which is when the end of the request before it was seen, and when its own
-    /// end was seen. `ended` runs when the next request has begun, so what it takes does not count as long as it is less than a request.
-    /// Once it has returned `false`, no further request begins, and this returns when the last has ended. Keeps the thread's processor busy
-    /// meanwhile.
+    /// `ended` gets two times for each request. The first is when its turn came: when the end of the request before it was seen. The
+    /// second is when its own end was seen. `ended` runs while the device does the next request. Once it has returned `false`, no further
+    /// request begins, and this returns when the last has ended. Keeps the thread's processor busy meanwhile.
     ///
     /// # Errors
     ///

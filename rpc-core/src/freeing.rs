@@ -24,7 +24,7 @@ pub(crate) struct Pace {
 impl Pace {
     /// Returns the pace of a task of the current runtime.
     pub(crate) fn new(account: &Arc<Account>) -> Self {
-        Self { account: account.clone(), turns: Turns::of_runtime(), last: Instant::now() }
+        Self { account: account.clone(), turns: Turns::of_runtime(account.origin()), last: Instant::now() }
     }
 
     /// Lets other tasks have their turn. Returns how many of so many things to free in this turn: one, or more if the last turn was long

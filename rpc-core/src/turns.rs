@@ -2,46 +2,122 @@
 //!
 //! A runtime gives all its tasks turns one after the other. Where many peers send without a pause, a task that has little to do would
 //! wait for the turns of all of them. So tasks that have much to do wait for each other, and the runtime's own queue has at most as many
-//! of them as it has threads.
+//! of them as it has threads. Hosts take turns, however many connections each has.
 
 use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
 use tokio::runtime::{Handle, Id};
-use tokio::sync::Semaphore;
+use tokio::sync::oneshot;
 use tokio::task::yield_now;
 
-static OF_RUNTIMES: LazyLock<Mutex<HashMap<Id, Weak<Semaphore>>>> = LazyLock::new(Mutex::default);
+use crate::origin::{Origin, OriginQueue};
+
+static OF_RUNTIMES: LazyLock<Mutex<HashMap<Id, Weak<Queue>>>> = LazyLock::new(Mutex::default);
+
+/// The turns that a host's tasks take in a runtime.
+#[derive(Clone, Debug)]
+pub struct Turns {
+    queue: Arc<Queue>,
+    origin: Origin,
+}
 
 /// The queue of a runtime.
-#[derive(Clone, Debug)]
-pub struct Turns(Arc<Semaphore>);
+#[derive(Debug)]
+struct Queue(Mutex<Waiting>);
+
+#[derive(Debug)]
+struct Waiting {
+    free_places: usize,
+    tasks: OriginQueue<oneshot::Sender<Place>>,
+}
+
+/// A place in the runtime's own queue. Goes to the next task that waits when it is dropped.
+#[derive(Debug)]
+struct Place(Option<Arc<Queue>>);
 
 impl Turns {
-    /// Returns the queue of the current runtime.
+    /// Returns the turns in the current runtime of what is done for this host.
     ///
     /// # Panics
     ///
     /// Outside of a runtime.
-    pub fn of_runtime() -> Self {
+    pub fn of_runtime(origin: Origin) -> Self {
         let runtime = Handle::current();
         let mut of_runtimes = OF_RUNTIMES.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(turns) = of_runtimes.get(&runtime.id()).and_then(Weak::upgrade) {
-            return Self(turns);
+        if let Some(queue) = of_runtimes.get(&runtime.id()).and_then(Weak::upgrade) {
+            return Self { queue, origin };
         }
-        of_runtimes.retain(|_, turns| turns.strong_count() > 0);
-        let turns = Arc::new(Semaphore::new(runtime.metrics().num_workers()));
-        of_runtimes.insert(runtime.id(), Arc::downgrade(&turns));
-        Self(turns)
+        of_runtimes.retain(|_, queue| queue.strong_count() > 0);
+        let queue = Arc::new(Queue::new(runtime.metrics().num_workers()));
+        of_runtimes.insert(runtime.id(), Arc::downgrade(&queue));
+        Self { queue, origin }
     }
 
-    /// Waits for a turn, which comes after those of the tasks that are ready now, and of those that have waited here for longer.
+    /// Waits for a turn, which comes after those of the tasks that are ready now, and of those that have waited here for longer. But a
+    /// host that has few tasks here does not wait for all those of another host.
     ///
     /// Cancel safe: a task that gives up loses its place.
     pub async fn next(&self) {
         // Given back when the turn begins: a turn that blocks its thread must not keep others waiting.
-        let _place = self.0.acquire().await.expect("the semaphore is never closed");
+        let _place = self.queue.place(self.origin).await;
         yield_now().await;
+    }
+}
+
+impl Queue {
+    fn new(places: usize) -> Self {
+        let waiting = Waiting { free_places: places, tasks: OriginQueue::default() };
+        Self(Mutex::new(waiting))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a place, or waits until one is given.
+    async fn place(self: &Arc<Self>, origin: Origin) -> Place {
+        let given = {
+            let mut waiting = self.lock();
+            if waiting.free_places > 0 {
+                waiting.free_places -= 1;
+                return Place(Some(self.clone()));
+            }
+            let (give, given) = oneshot::channel();
+            waiting.tasks.push(origin, give);
+            given
+        };
+        given.await.expect("a task is in the queue until it is given a place")
+    }
+
+    /// Gives a place to the task whose turn it is.
+    fn pass_on(self: Arc<Self>) {
+        let mut place = Place(Some(self.clone()));
+        loop {
+            let next = {
+                let mut waiting = self.lock();
+                let next = waiting.tasks.pop();
+                waiting.free_places += usize::from(next.is_none());
+                next
+            };
+            let Some(next) = next else {
+                place.0 = None;
+                return;
+            };
+            match next.send(place) {
+                Ok(()) => return,
+                // That task has given up.
+                Err(back) => place = back,
+            }
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Some(queue) = self.0.take() {
+            queue.pass_on();
+        }
     }
 }
 
@@ -67,7 +143,7 @@ mod tests {
             for _ in 0..TASKS {
                 let counted = counted.clone();
                 spawn_local(async move {
-                    let turns = Turns::of_runtime();
+                    let turns = Turns::of_runtime(Origin::NONE);
                     loop {
                         turns.next().await;
                         counted.set(counted.get() + 1);
@@ -86,17 +162,45 @@ mod tests {
         assert!(most <= 2 && all > 50, "{most} turns at once, {all} in 100 rounds");
     }
 
+    /// A host that has one task here has every other turn, although another host has ten.
+    #[tokio::test]
+    async fn hosts_take_turns() {
+        const TURNS: usize = 100;
+        let of_host = |n: u8| Turns::of_runtime(Origin::of(Some([10, 0, 0, n].into())));
+        let of_others: Rc<Cell<usize>> = Rc::default();
+        let counted = of_others.clone();
+        let one = async move {
+            for _ in 0..10 {
+                let (turns, counted) = (of_host(1), counted.clone());
+                spawn_local(async move {
+                    loop {
+                        turns.next().await;
+                        counted.set(counted.get() + 1);
+                    }
+                });
+            }
+            yield_now().await;
+            let turns = of_host(2);
+            for _ in 0..TURNS {
+                turns.next().await;
+            }
+        };
+        LocalSet::new().run_until(one).await;
+        let others = of_others.get();
+        assert!((TURNS - 1..=2 * TURNS + 2).contains(&others), "{others} turns beside {TURNS}");
+    }
+
     #[tokio::test]
     async fn tasks_that_give_up_or_have_their_turn_keep_no_place() {
-        let turns = Turns::of_runtime();
+        let turns = Turns::of_runtime(Origin::NONE);
         for _ in 0..10 {
             // Polled once: it has its place, and waits for its turn.
             let mut given_up = Box::pin(turns.next());
             assert!(poll_fn(|cx| Poll::Ready(given_up.as_mut().poll(cx))).await.is_pending());
-            assert_eq!(turns.0.available_permits(), 0);
+            assert_eq!(turns.queue.lock().free_places, 0);
             drop(given_up);
             turns.next().await;
-            assert_eq!(turns.0.available_permits(), 1);
+            assert_eq!(turns.queue.lock().free_places, 1);
         }
     }
 
@@ -106,9 +210,9 @@ mod tests {
         let (one, other) = (runtime(), runtime());
         let of = |runtime: &tokio::runtime::Runtime| {
             let _entered = runtime.enter();
-            Turns::of_runtime()
+            Turns::of_runtime(Origin::NONE)
         };
         let (first, second) = (of(&one), of(&other));
-        assert!(Arc::ptr_eq(&first.0, &of(&one).0) && !Arc::ptr_eq(&first.0, &second.0));
+        assert!(Arc::ptr_eq(&first.queue, &of(&one).queue) && !Arc::ptr_eq(&first.queue, &second.queue));
     }
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use farcall_core::origin::Origin;
+use farcall_core::origin::{Origin, OriginQueue};
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::listener::{Listener, Listening};
@@ -15,19 +15,21 @@ use crate::stream::Stream;
 use crate::tls::Session;
 #[cfg(feature = "tls")]
 use crate::tls::TlsServer;
-use crate::waiting::Waiting;
 use crate::{TcpConfig, TcpLink};
 
 /// Connections that are taken from the kernel at each turn, of which one is served. The kernel's queue must not overflow: a client whose
 /// attempt it drops tries again after a second.
 const AT_ONCE: usize = 64;
 
+/// How many sockets wait at most.
+const MOST_WAITING: usize = 1024;
+
 /// Takes the connections of a [`Listener`].
 #[derive(Debug)]
 pub struct Acceptor {
     listening: Listening,
     /// Sockets that were taken from the kernel.
-    waiting: Mutex<Waiting<TcpStream>>,
+    waiting: Mutex<OriginQueue<TcpStream>>,
     config: TcpConfig,
     #[cfg(feature = "tls")]
     tls: Option<TlsServer>,
@@ -119,11 +121,16 @@ impl Acceptor {
         for _ in 0..AT_ONCE {
             match listener.poll_accept(cx) {
                 Poll::Ready(Ok((socket, peer))) => {
-                    if waiting.push(Origin::of(Some(peer.ip())), socket) {
+                    let origin = Origin::of(Some(peer.ip()));
+                    let is_full = waiting.len() == MOST_WAITING;
+                    if is_full {
                         tracing::debug!(
                             ?peer,
-                            "too many connections wait; one of the address that has most was dropped"
+                            "too many connections wait; one of the address that has most is dropped"
                         );
+                    }
+                    if !is_full || waiting.make_room_for(origin).is_some() {
+                        waiting.push(origin, socket);
                     }
                 }
                 Poll::Ready(Err(error)) => {

@@ -23,7 +23,6 @@ mod unix;
 #[cfg(not(unix))]
 #[path = "no_unix.rs"]
 mod unix;
-mod waiting;
 mod waits;
 mod write;
 

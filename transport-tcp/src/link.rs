@@ -10,6 +10,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use farcall_core::class::{ByClass, TrafficClass};
+use farcall_core::origin::Origin;
 use farcall_core::transport::{
     BoxFuture, BusyPoll, Counters, Description, FrameSource, Identity, Link, LinkEnd, LinkHandler, Reason,
     Secret, Unavailable,
@@ -153,6 +154,11 @@ impl TcpLink {
         }))
     }
 
+    /// Returns the turns in the current runtime of what is done for the peer's host.
+    fn turns(&self) -> Turns {
+        Turns::of_runtime(Origin::of(self.description.peer.map(|peer| peer.ip())))
+    }
+
     fn reading(&self) -> MutexGuard<'_, Reading> {
         self.reading.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -189,7 +195,7 @@ impl TcpLink {
     /// The link's task: reads, and writes when a write had to wait.
     async fn run(self: Arc<Self>, handler: Arc<dyn LinkHandler>, _shutdown: ShutdownOnDrop) {
         let mut attention = pin!(self.attention.notified());
-        let turns = Turns::of_runtime();
+        let turns = self.turns();
         let end = loop {
             if let Some(pause) = handler.pause() {
                 self.wait_for_memory(pause, attention.as_mut(), &*handler, &turns).await;

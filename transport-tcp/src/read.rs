@@ -35,6 +35,9 @@ const SHORT_READ: usize = 4096;
 /// The most frames that are delivered without a look at the clock.
 const MOST_FRAMES: usize = 64;
 
+/// and how many of a new connection, of which nobody knows how long they take.
+const FIRST_FRAMES: usize = 2;
+
 /// A turn whose frames take this long to handle ends, with frames left for the next one. Where instructions are counted, time says
 /// nothing, because the tools slow the program down.
 pub(crate) const LONG_TURN: Duration =
@@ -102,7 +105,7 @@ impl Reader {
             greeted: false,
             bulk: None,
             frames: 0,
-            most_frames: MOST_FRAMES / 8,
+            most_frames: FIRST_FRAMES,
             turn: None,
             left_frames: false,
             bytes_read: 0,

@@ -111,6 +111,11 @@ impl Account {
         self.number
     }
 
+    /// Returns the host that the memory is held for.
+    pub(crate) fn origin(&self) -> Origin {
+        self.origin
+    }
+
     /// Returns the bytes that are held for this use.
     pub(super) fn held(&self, of: Use) -> usize {
         self.held[of as usize].load(Ordering::Relaxed)

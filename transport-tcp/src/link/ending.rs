@@ -97,7 +97,7 @@ impl TcpLink {
         let lingered = async {
             // An error means that the peer is gone: then there is nobody to tell.
             let _ = self.socket.stream.end().await;
-            discard(&self.socket.stream).await;
+            discard(&self.socket.stream, &self.turns()).await;
         };
         let _ = tokio::time::timeout(LINGER, lingered).await;
     }
@@ -105,8 +105,7 @@ impl TcpLink {
 
 /// Reads until the peer closes, or has sent so much that it does not heed the end. Other tasks have their turn in between:
 /// a peer that sends without a pause must not keep the thread.
-async fn discard(stream: &Stream) {
-    let turns = Turns::of_runtime();
+async fn discard(stream: &Stream, turns: &Turns) {
     let mut left = MOST_DISCARDED;
     while left > 0 && stream.readable().await.is_ok() {
         turns.next().await;
@@ -137,6 +136,7 @@ mod tests {
     use std::io::Write;
     use std::pin::pin;
 
+    use farcall_core::origin::Origin;
     use tokio::net::TcpStream;
 
     use super::*;
@@ -148,7 +148,8 @@ mod tests {
         let (socket, _) = listener.accept().await.unwrap();
         let mut peer = peer.into_std().unwrap();
         let stream = Stream::Tcp(socket);
-        let mut discard = pin!(discard(&stream));
+        let turns = Turns::of_runtime(Origin::NONE);
+        let mut discard = pin!(discard(&stream, &turns));
         let (mut turns, mut written) = (0, 0);
         loop {
             while let Ok(n) = peer.write(&[0; 64 << 10]) {

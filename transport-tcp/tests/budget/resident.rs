@@ -50,7 +50,7 @@ const EVERYTHING: &str = "everything from 200 addresses";
 #[test]
 fn serve_for_attackers() {
     let Some(memory) = process::told() else { return };
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let setup = Setup::with(settings(memory.parse().unwrap())).await;
         let watched = setup.server.clone();

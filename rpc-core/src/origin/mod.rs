@@ -1,6 +1,10 @@
 //! The address by which limits count a peer's connections.
 
+mod queue;
+
 use std::net::{IpAddr, Ipv6Addr};
+
+pub use self::queue::OriginQueue;
 
 /// The address of a host, or the network of an IPv6 host: its first 64 bits, of which a host may well have all addresses
 /// (RFC 4291, section 2.5.4).

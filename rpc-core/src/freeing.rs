@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tokio::runtime::Handle;
+use tokio::task::yield_now;
 
 use crate::memory::{Account, Gauge};
 use crate::proto::leftovers::Leftovers;
@@ -30,11 +31,15 @@ impl Pace {
     /// Lets other tasks have their turn. Returns how many of so many things to free in this turn: one, or more if the last turn was long
     /// ago.
     pub(crate) async fn turn(&mut self, things: usize) -> usize {
-        self.turns.next().await;
+        if self.account.time_to_free().is_zero() {
+            yield_now().await;
+        } else {
+            self.turns.next().await;
+        }
         let now = Instant::now();
         let passed = now - std::mem::replace(&mut self.last, now);
         let part = passed.as_secs_f64() / self.account.time_to_free().as_secs_f64();
-        ((things as f64 * part) as usize + 1).min(things)
+        ((things as f64 * part) as usize).saturating_add(1).min(things)
     }
 }
 

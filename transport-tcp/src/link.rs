@@ -222,7 +222,7 @@ impl TcpLink {
             }
             if more || self.is_send_turn_over() {
                 // A peer that sends without a pause stops neither writing nor closing.
-                turns.next().await;
+                self.wait_for_turn(&turns, attention.as_mut()).await;
             } else {
                 if self.is_amid_frame() {
                     handler.amid_frame();
@@ -267,6 +267,23 @@ impl TcpLink {
             attention.as_mut().poll(cx).map(|()| Event::Attention)
         })
         .await
+    }
+
+    /// Waits for the link's turn, or until it is closed: a closed one must not keep its memory while its host has many other turns.
+    async fn wait_for_turn<'a>(&'a self, turns: &Turns, mut attention: Pin<&mut Notified<'a>>) {
+        let mut turn = pin!(turns.next());
+        while !self.closing.load(Ordering::Acquire) {
+            let is_turn = poll_fn(|cx| {
+                if turn.as_mut().poll(cx).is_ready() {
+                    return Poll::Ready(true);
+                }
+                attention.as_mut().poll(cx).map(|()| false)
+            });
+            if is_turn.await {
+                return;
+            }
+            attention.set(self.attention.notified());
+        }
     }
 
     /// Waits until there is memory for what arrives. Goes on writing meanwhile.

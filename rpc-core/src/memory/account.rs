@@ -36,9 +36,9 @@ const SMALL_PART: usize = 8;
 const MOST_OF_MESSAGE: usize = 8;
 
 /// The times in which most of what a closed connection held is freed, however seldom the runtime has a turn for that: while there is
-/// enough memory, where little is left, and where none is.
-const TIMES_TO_FREE: [Duration; 3] =
-    [Duration::from_secs(1), Duration::from_millis(500), Duration::from_millis(200)];
+/// enough memory, where little is left, where connections are closed to make room, and beyond the limit: at its next turn.
+const TIMES_TO_FREE: [Duration; 4] =
+    [Duration::from_secs(1), Duration::from_millis(500), Duration::from_millis(200), Duration::ZERO];
 
 /// How long a greedy connection is not read before its calls are refused. Handlers that end meanwhile may make room.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -281,7 +281,9 @@ impl Account {
 
     /// Returns how soon most of what a closed connection held is to be freed.
     pub(crate) fn time_to_free(&self) -> Duration {
-        TIMES_TO_FREE[usize::from(self.budget.is_high()) + usize::from(self.budget.is_used_up())]
+        let budget = &self.budget;
+        let levels = [budget.is_high(), budget.is_used_up(), budget.used() > budget.limit];
+        TIMES_TO_FREE[levels.into_iter().map(usize::from).sum::<usize>()]
     }
 
     /// Has the connection closed, because it holds most where nothing is left.

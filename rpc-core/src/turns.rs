@@ -106,7 +106,7 @@ impl Queue {
             };
             match next.send(place) {
                 Ok(()) => return,
-                // That task has given up.
+                // The task has given up.
                 Err(back) => place = back,
             }
         }

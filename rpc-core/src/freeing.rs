@@ -59,3 +59,18 @@ pub(crate) fn free_in_steps(mut leftovers: impl Leftovers + Send + 'static, mut 
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::{Budget, Use};
+
+    #[tokio::test]
+    async fn everything_is_freed_at_once_beyond_the_limit() {
+        const MANY: usize = 1000;
+        let budget = Budget::new(1 << 20);
+        let account = Account::open(budget, None);
+        let _held = Gauge::holding(&account, Use::Arguments, 2 << 20);
+        assert_eq!(Pace::new(&account).turn(MANY).await, MANY);
+    }
+}

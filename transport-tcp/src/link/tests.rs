@@ -1,7 +1,10 @@
 #![expect(clippy::unwrap_used, reason = "what fails here fails the test")]
 
+use std::future::{Future, poll_fn};
 use std::io::{Read, Write};
+use std::pin::pin;
 use std::sync::{Arc, Weak};
+use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
@@ -312,4 +315,29 @@ async fn sockets_have_the_buffers_that_are_configured() {
     }
     config.send_buffer = 100;
     assert!(config.check().unwrap_err().starts_with("tcp.send_buffer must be"));
+}
+
+/// The only place in the runtime's queue is taken for good, and the peer has sent more than fits in a turn.
+#[tokio::test]
+async fn a_link_that_waits_for_its_turn_can_be_closed() {
+    const FRAMES: u32 = 2 * (super::TURN as u32 / HEADER_LEN as u32);
+    let Looking { mut peer, link, handler, mut arrivals } = looking().await;
+    let turns = link.turns();
+    let mut place = pin!(turns.next());
+    assert!(poll_fn(|cx| Poll::Ready(place.as_mut().poll(cx).is_pending())).await);
+    link.clone().start(handler);
+    let frames: Vec<u8> = (1..=FRAMES).flat_map(request).collect();
+    // The kernel may not take all of it, because the link will not read all of it.
+    peer.set_write_timeout(Some(Duration::from_millis(1))).unwrap();
+    let _ = peer.write_all(&frames);
+    assert!(matches!(arrivals.recv().await, Some(Ok(1))));
+    link.abort();
+    let mut last = 1;
+    let end = loop {
+        match arrivals.recv().await.unwrap() {
+            Ok(seq) => last = seq,
+            Err(end) => break end,
+        }
+    };
+    assert!(!end.failed && last < FRAMES, "{end:?} after frame {last}");
 }

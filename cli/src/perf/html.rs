@@ -25,9 +25,9 @@ body{font:15px/1.5 system-ui,sans-serif;max-width:86rem;margin:2rem auto;padding
 h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2.5rem}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums;display:block;overflow-x:auto}
 th,td{padding:.25rem .5rem;text-align:right;border-bottom:1px solid #ddd;white-space:nowrap}
-th{border-bottom:2px solid #888}td.name,th.name{text-align:left}
+th{border-bottom:2px solid #888;white-space:normal;vertical-align:bottom}td.name,th.name{text-align:left}
 dl{display:grid;grid-template-columns:auto 1fr;gap:0 1rem;color:#555}dd{margin:0}
-svg{width:100%;height:auto;font:12px system-ui,sans-serif}.missing{color:#a00}
+.plot{overflow-x:auto}svg{width:100%;min-width:40rem;height:auto;font:12px system-ui,sans-serif}.missing{color:#a00}
 </style></head><body>
 <h1>farcall perf</h1>
 ";
@@ -118,7 +118,7 @@ fn write_distributions(page: &mut String, outcomes: &[Outcome]) -> std::fmt::Res
     let y = |micros: f64| 20.0 + (high - micros.max(0.1).log10()) / (high - low) * (HEIGHT - 20.0 - BOTTOM);
     writeln!(
         page,
-        "<svg viewBox=\"0 0 {WIDTH} {}\" role=\"img\" aria-label=\"latency by percentile\">",
+        "<div class=\"plot\"><svg viewBox=\"0 0 {WIDTH} {}\" role=\"img\" aria-label=\"latency by percentile\">",
         HEIGHT + legend
     )?;
     for (percent, label) in [
@@ -175,7 +175,7 @@ fn write_distributions(page: &mut String, outcomes: &[Outcome]) -> std::fmt::Res
             escaped(&outcome.case.name())
         )?;
     }
-    page.push_str("</svg>\n");
+    page.push_str("</svg></div>\n");
     Ok(())
 }
 
@@ -206,13 +206,14 @@ fn write_bars(
     writeln!(page, "<h2>{}</h2>", escaped(title))?;
     writeln!(
         page,
-        "<svg viewBox=\"0 0 {WIDTH} {}\" role=\"img\" aria-label=\"{}\">",
+        "<div class=\"plot\"><svg viewBox=\"0 0 {WIDTH} {}\" role=\"img\" aria-label=\"{}\">",
         ROW * values.len() as f64,
         escaped(title)
     )?;
     for (index, (outcome, value)) in outcomes.iter().zip(values).enumerate() {
         let (top, length) = (ROW * index as f64, value / most * (WIDTH - NAMES - 110.0));
         let colour = COLOURS[index % COLOURS.len()];
+        let decimals = usize::from(*value < 1000.0);
         writeln!(
             page,
             "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>",
@@ -227,12 +228,12 @@ fn write_bars(
         )?;
         writeln!(
             page,
-            "<text x=\"{:.1}\" y=\"{}\">{value:.1} {unit}</text>",
+            "<text x=\"{:.1}\" y=\"{}\">{value:.decimals$} {unit}</text>",
             NAMES + length + 6.0,
             top + 16.0
         )?;
     }
-    page.push_str("</svg>\n");
+    page.push_str("</svg></div>\n");
     Ok(())
 }
 

@@ -25,6 +25,7 @@ mod connect;
 mod dial;
 #[cfg(feature = "dns")]
 mod dns;
+mod endpoint_changes;
 #[cfg(feature = "tcp")]
 mod endpoints;
 #[cfg(feature = "tcp")]
@@ -35,6 +36,7 @@ mod names;
 mod reconfigure;
 #[cfg(feature = "tcp")]
 pub use connect::ChannelBuilder;
+pub use endpoint_changes::EndpointChange;
 #[cfg(feature = "tcp")]
 pub use endpoints::Endpoint;
 

@@ -281,7 +281,7 @@ pub mod trace;
 pub use address::Address;
 pub use buf::{Buf, buf};
 pub use bytes::Bytes;
-pub use channel::{Channel, in_process};
+pub use channel::{Channel, EndpointChange, in_process};
 #[cfg(feature = "tcp")]
 pub use channel::{ChannelBuilder, Endpoint};
 pub use config::{Config, ConfigError, ConfigErrorKind, ServerConfig};

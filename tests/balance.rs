@@ -7,7 +7,10 @@ mod who;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use farcall::{BalancePolicy, Channel, Code, Config, Endpoint, Executed, Handle, Readiness, Status, stream};
+use farcall::{
+    BalancePolicy, Channel, Code, Config, Endpoint, EndpointChange, Executed, Handle, Readiness, Status,
+    stream,
+};
 use tokio::sync::mpsc;
 
 use who::{WhoClient, share};
@@ -82,6 +85,58 @@ async fn the_application_says_which_servers_there_are() {
     registry.send(Err(Status::unavailable("the registry is gone"))).await.unwrap();
     registry.closed().await;
     assert_eq!(share(&channel, 40).await, BTreeMap::from([(0, 30), (1, 10)]));
+}
+
+/// Waits for a server's state to be told, and checks that it is told with the state that was told last.
+async fn told(
+    changes: &mut mpsc::UnboundedReceiver<EndpointChange>,
+    known: &mut BTreeMap<String, Readiness>,
+    of: &str,
+    is: impl Fn(Option<&Readiness>) -> bool,
+) {
+    loop {
+        let change = changes.recv().await.unwrap();
+        assert_eq!(known.get(&*change.name), change.before.as_ref());
+        assert_ne!(change.before, change.now);
+        let (name, now) = (change.name.to_string(), change.now);
+        let is_it = name == of && is(now.as_ref());
+        match now {
+            Some(now) => known.insert(name, now),
+            None => known.remove(&name),
+        };
+        if is_it {
+            return;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_hook_is_told_of_each_change_of_a_server() {
+    let ((a, _keep), (b, kept)) = tokio::join!(start(0, "127.0.0.1:0"), start(1, "127.0.0.1:0"));
+    let (registry, mut updates) = mpsc::channel(1);
+    let updates = stream::generate(async move |servers| {
+        while let Some(all) = updates.recv().await {
+            servers.send(all).await;
+        }
+        Ok(())
+    });
+    let channel = Channel::builder().discover("numbers", updates).unwrap();
+    let (tell, mut changes) = mpsc::unbounded_channel();
+    channel.on_endpoint_change(move |change| tell.send(change).unwrap()).unwrap();
+    let mut known = BTreeMap::new();
+    let is_ready = |now: Option<&Readiness>| now == Some(&Readiness::Ready);
+    registry.send(vec![Endpoint::new(&a), Endpoint::new(&b)]).await.unwrap();
+    told(&mut changes, &mut known, &b, is_ready).await;
+    kept.close();
+    told(&mut changes, &mut known, &b, |now| matches!(now, Some(Readiness::Failing(_)))).await;
+    let (_, _again) = start(2, &b).await;
+    told(&mut changes, &mut known, &b, is_ready).await;
+    registry.send(vec![Endpoint::new(&b)]).await.unwrap();
+    told(&mut changes, &mut known, &a, |now| now.is_none()).await;
+    assert_eq!(known, BTreeMap::from([(b, Readiness::Ready)]));
+    drop(channel);
+    drop(registry);
+    assert!(changes.recv().await.is_none(), "the hook stays when the channel is gone");
 }
 
 #[tokio::test]

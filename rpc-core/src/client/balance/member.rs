@@ -18,7 +18,7 @@ use crate::settings::Settings;
 use crate::status::Status;
 
 /// The state of a server, as a channel sees it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Readiness {
     /// It is not connected, and no call needs it. Only channels that do not balance have this state: others keep their connections.

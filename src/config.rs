@@ -8,7 +8,7 @@ mod toml;
 
 use std::fmt;
 
-use farcall_core::config::{Admission, Balance, Calls, Limits, Liveness, Policy, Retry};
+use farcall_core::config::{Admission, Balance, Calls, Limits, Liveness, MethodPolicy, Policy, Retry};
 #[cfg(feature = "tcp")]
 use farcall_core::settings::Settings;
 use serde::{Deserialize, Serialize};
@@ -68,6 +68,9 @@ pub struct Config {
     pub balance: Balance,
     /// For clients: whether and how calls are made again.
     pub retry: Retry,
+    /// For clients: what counts for some methods in place of `calls` and `retry`. `[[methods]]` in TOML.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub methods: Vec<MethodPolicy>,
     /// For servers: how many calls they take at once.
     pub admission: Admission,
     /// For servers: how they stop, and when they are stuck.
@@ -189,6 +192,7 @@ impl Config {
         self.calls.check()?;
         self.balance.check()?;
         self.retry.check()?;
+        MethodPolicy::check_all(&self.methods)?;
         self.admission.check()?;
         self.server.check()?;
         #[cfg(feature = "tcp")]
@@ -257,6 +261,7 @@ impl Config {
             calls: self.calls.clone(),
             balance: self.balance.clone(),
             retry: self.retry.clone(),
+            methods: self.methods.clone(),
             admission: self.admission.clone(),
             policy: self.policy(),
             upgrade: self.upgrade(),

@@ -296,7 +296,8 @@ pub use farcall_core::codec::Prost;
 pub use farcall_core::codec::{Codec, EncodedOnce, Postcard, Raw, attachment};
 pub use farcall_core::compress::Compression;
 pub use farcall_core::config::{
-    Admission, Balance, BalancePolicy, Calls, Limits, Liveness, Policy, Priority, ResolveBy, Retry,
+    Admission, Balance, BalancePolicy, Calls, Limits, Liveness, MethodPolicy, Policy, Priority, ResolveBy,
+    Retry,
 };
 pub use farcall_core::connection::{Connection, Traffic, Transport};
 pub use farcall_core::context::{Context, Scope};

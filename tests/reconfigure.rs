@@ -60,6 +60,27 @@ async fn another_configuration_counts_for_clients_and_clones_that_are_there() {
 }
 
 #[tokio::test]
+async fn some_methods_have_settings_of_their_own() {
+    const OF_SERVICE: &str =
+        "[[methods]]\nname = [\"Shop\"]\nretry = { max_attempts = 3, initial_backoff_ms = 1 }\n";
+    let channel = Channel::builder().config(config(OF_SERVICE)).connect(&serve().await).await.unwrap();
+    let client = ShopClient::new(&channel);
+    assert_eq!(client.third().await, Ok(3));
+    // An entry for the method counts in place of the one for its service, and a call's own setting in place of both.
+    let of_methods = "[[methods]]\nname = [\"Shop/third\", \"Shop/hang\"]\ntimeout_ms = 20";
+    channel.reconfigure(config(&format!("{OF_SERVICE}{of_methods}"))).unwrap();
+    assert_eq!(client.third().await.unwrap_err().code(), Code::Unavailable);
+    assert_eq!(client.hang().await.unwrap_err().code(), Code::DeadlineExceeded);
+    let waits = tokio::time::timeout(Duration::from_millis(60), client.hang().timeout(Duration::MAX));
+    assert!(waits.await.is_err());
+    // The third call, and then one that fails, because no entry is left.
+    channel.reconfigure(config("[[methods]]\nname = [\"Other\"]\nretry = { max_attempts = 3 }")).unwrap();
+    assert_eq!(client.third().await.unwrap_err().code(), Code::Unavailable);
+    assert_eq!(client.third().await, Ok(6));
+    assert_eq!(client.third().await.unwrap_err().code(), Code::Unavailable);
+}
+
+#[tokio::test]
 async fn builder_and_address_still_count_more() {
     let address = format!("{}?calls.wait_for_ready=true", serve().await);
     let builder = Channel::builder().timeout(Duration::from_millis(20));

@@ -2,6 +2,7 @@
 
 mod admission;
 mod balance;
+mod method;
 mod retry;
 
 use std::time::Duration;
@@ -13,6 +14,8 @@ use crate::status::Status;
 
 pub use self::admission::{Admission, Priority};
 pub use self::balance::{Balance, BalancePolicy, ResolveBy};
+pub use self::method::MethodPolicy;
+pub(crate) use self::method::parts;
 pub use self::retry::Retry;
 
 /// Limits on what one side accepts from the other. Each side announces its limits, and its peer keeps to them. A

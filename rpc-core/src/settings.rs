@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::config::{Admission, Balance, Calls, Limits, Liveness, Policy, Retry};
+use crate::config::{Admission, Balance, Calls, Limits, Liveness, MethodPolicy, Policy, Retry};
 use crate::transport::{Unavailable, Upgrade};
 
 /// Settings that all connections of a channel or server share.
@@ -18,6 +18,8 @@ pub struct Settings {
     pub balance: Balance,
     /// Whether and how calls are made again.
     pub retry: Retry,
+    /// What counts for some methods in place of `calls` and `retry`.
+    pub methods: Vec<MethodPolicy>,
     /// How many calls a server takes at once.
     pub admission: Admission,
     /// The transport to use.
@@ -34,7 +36,18 @@ impl Settings {
     pub fn plain(limits: Limits, liveness: Liveness, why: Unavailable) -> Self {
         let (calls, balance, retry) = (Calls::default(), Balance::default(), Retry::default());
         let (admission, policy, upgrade) = (Admission::default(), Policy::Auto, Err(why));
-        let plaintext_upgrade = false;
-        Self { limits, liveness, calls, balance, retry, admission, policy, upgrade, plaintext_upgrade }
+        let (methods, plaintext_upgrade) = (Vec::new(), false);
+        Self {
+            limits,
+            liveness,
+            calls,
+            balance,
+            retry,
+            methods,
+            admission,
+            policy,
+            upgrade,
+            plaintext_upgrade,
+        }
     }
 }

@@ -313,7 +313,7 @@ async fn another_policy_counts_for_the_calls_that_begin_then() {
     let reconfigure = |change: fn(&mut Settings)| {
         let mut settings = plain(Limits::default());
         change(&mut settings);
-        clone.reconfigure(&settings.calls, &settings.retry, &settings.balance);
+        clone.reconfigure(&settings.calls, &settings.retry, &settings.methods, &settings.balance);
     };
     reconfigure(|settings| settings.retry.max_attempts = 1);
     t.tell(&[UNAVAILABLE]);

@@ -32,7 +32,7 @@ impl Channel {
     /// | section | settings |
     /// |---|---|
     /// | `calls` | `timeout_ms`, `progress_timeout_ms`, `wait_for_ready`, `wait_for_room` |
-    /// | `retry` | all |
+    /// | `retry`, `methods` | all |
     /// | `balance` | `policy`, but not between `first` and the others; `locality`, `eject_after`, `eject_ms`, `max_ejected_percent`; `subset`, which counts when the servers are looked up or named again |
     ///
     /// The sections `admission` and `server` do not count for channels. Certificates are read again [by themselves](crate::tls).
@@ -59,7 +59,7 @@ impl Channel {
     pub fn reconfigure(&self, config: Config) -> Result<(), ConfigError> {
         let Some(origin) = &self.origin else {
             let config = config.resolve(None, false)?;
-            self.raw.reconfigure(&config.calls, &config.retry, &config.balance);
+            self.raw.reconfigure(&config.calls, &config.retry, &config.methods, &config.balance);
             return Ok(());
         };
         let new = origin.builder.clone().config(config).configuration(origin.address.as_ref())?;
@@ -71,7 +71,7 @@ impl Channel {
             );
             return Err(ConfigError::new(ConfigErrorKind::Setting, why));
         }
-        self.raw.reconfigure(&new.calls, &new.retry, &new.balance);
+        self.raw.reconfigure(&new.calls, &new.retry, &new.methods, &new.balance);
         *now = new;
         Ok(())
     }

@@ -101,6 +101,35 @@ fn methods_have_priorities() {
 }
 
 #[test]
+fn methods_have_settings_of_their_own() {
+    let text = "[[methods]]\nname = [\"Kv\", \"Kv/scan\"]\ntimeout_ms = 5\nretry = { max_attempts = 2 }";
+    let config = Config::from_toml(text).unwrap();
+    assert_eq!((config.methods.len(), config.methods[0].timeout_ms), (1, Some(5)));
+    assert_eq!(
+        (config.methods[0].wait_for_ready, config.methods[0].retry.as_ref().unwrap().max_attempts),
+        (None, 2)
+    );
+    assert_eq!(Config::from_toml(&::toml::to_string(&config).unwrap()).unwrap(), config);
+    for (wrong, why) in [
+        ("timeout_ms = 5", "methods.name must name"),
+        ("name = [\"Kv/\"]", "\"Kv/\", which is neither"),
+        ("name = [\"/get\"]", "neither SERVICE nor SERVICE/METHOD"),
+        ("name = [\"a/b/c\"]", "neither SERVICE nor SERVICE/METHOD"),
+        ("name = [\"Kv\", \"Kv\"]", "\"Kv\" twice"),
+        ("name = [\"Kv\"]\n[[methods]]\nname = [\"Kv\"]", "\"Kv\" twice"),
+        (
+            "name = [\"Kv\"]\nretry = { max_attempts = 0 }",
+            "methods.retry.max_attempts must be from 1 to 10 (for Kv)",
+        ),
+        ("name = [\"Kv\"]\nretry = { max_tokens = 7 }", "set them in [retry]"),
+        ("name = [\"Kv\"]\ntimeout = 7", "unknown field"),
+    ] {
+        let error = Config::from_toml(&format!("[[methods]]\n{wrong}")).unwrap_err().to_string();
+        assert!(error.contains(why), "{wrong}: {error}");
+    }
+}
+
+#[test]
 fn packets_are_marked_by_class() {
     let config = Config::from_toml("[tcp.dscp]\nurgent = 46\nbulk = 8").unwrap();
     assert_eq!([TrafficClass::Normal, TrafficClass::Urgent].map(|class| config.tcp.dscp.of(class)), [0, 46]);

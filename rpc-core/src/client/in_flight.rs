@@ -237,7 +237,7 @@ impl InFlightCall {
         }
         if let Poll::Ready(answer) = &mut polled {
             self.room = None;
-            if self.picked.is_some() || self.stub.channel().retries() {
+            if self.picked.is_some() || self.stub.policies(self.method).retries() {
                 self.note_end(answer);
             }
         }
@@ -255,7 +255,7 @@ impl InFlightCall {
         match self.stub.channel().stack().cloned() {
             Some(stack) => self.enter(&stack),
             None => {
-                if self.stub.channel().retries() {
+                if self.stub.policies(self.method).retries() {
                     self.hedge();
                 }
                 self.watch_progress();
@@ -300,7 +300,7 @@ impl InFlightCall {
         let timeout = match self.timeout {
             Some(timeout) => Some(timeout).filter(|&timeout| timeout < Duration::MAX),
             None if own.is_some() => None,
-            None => self.stub.channel().timeout(),
+            None => self.stub.policies(self.method).timeout(),
         };
         if timeout.is_none() && self.deadline.is_none() {
             return None;
@@ -464,7 +464,7 @@ impl InFlightCall {
 
     fn waits_for_room(&self) -> bool {
         let waits = self.options.as_ref().and_then(|options| options.waits_for_room);
-        waits.unwrap_or_else(|| self.stub.channel().waits_for_room())
+        waits.unwrap_or_else(|| self.stub.policies(self.method).waits_for_room())
     }
 
     fn no_room(&self, why: &str) -> Status {

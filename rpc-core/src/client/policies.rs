@@ -1,12 +1,103 @@
 //! The settings that count for the calls of a channel, and may change while it lives.
 
+use std::collections::HashMap;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
-use crate::config::{Calls, Retry};
+use crate::config::{Calls, MethodPolicy, Retry, parts};
+use crate::service::ServiceInfo;
 
-/// Those settings. Each call reads some of them, so these are numbers that need no lock.
+/// The settings of a channel: those of most calls, and those of some methods.
+#[derive(Debug)]
+pub(super) struct ChannelPolicies {
+    most: Policies,
+    /// Whether some methods have others. Most channels have none such, and their calls take no lock.
+    has_others: AtomicBool,
+    others: RwLock<HashMap<String, OfService>>,
+}
+
+/// The settings of a service's methods.
+#[derive(Debug, Default)]
+struct OfService {
+    all: Option<Arc<Policies>>,
+    some: HashMap<String, Arc<Policies>>,
+}
+
+/// The settings that count for a call.
+pub(super) enum Effective<'a> {
+    Channels(&'a Policies),
+    Methods(Arc<Policies>),
+}
+
+impl Deref for Effective<'_> {
+    type Target = Policies;
+
+    #[inline]
+    fn deref(&self) -> &Policies {
+        match self {
+            Self::Channels(policies) => policies,
+            Self::Methods(policies) => policies,
+        }
+    }
+}
+
+impl ChannelPolicies {
+    pub(super) fn new(calls: &Calls, retry: &Retry, methods: &[MethodPolicy]) -> Self {
+        let (has_others, others) = (AtomicBool::default(), RwLock::default());
+        let policies = Self { most: Policies::new(calls, retry), has_others, others };
+        policies.set_others(calls, retry, methods);
+        policies
+    }
+
+    /// Sets all of them. A call that begins meanwhile may see some of the old ones.
+    pub(super) fn set(&self, calls: &Calls, retry: &Retry, methods: &[MethodPolicy]) {
+        self.most.set(calls, retry);
+        self.set_others(calls, retry, methods);
+    }
+
+    fn set_others(&self, calls: &Calls, retry: &Retry, methods: &[MethodPolicy]) {
+        let mut others: HashMap<String, OfService> = HashMap::new();
+        for entry in methods {
+            let (calls, retry) = entry.applied(calls, retry);
+            let policies = Arc::new(Policies::new(&calls, &retry));
+            for name in &entry.name {
+                let (service, method) = parts(name);
+                let of_service = others.entry(service.to_owned()).or_default();
+                match method {
+                    Some(method) => drop(of_service.some.insert(method.to_owned(), Arc::clone(&policies))),
+                    None => of_service.all = Some(Arc::clone(&policies)),
+                }
+            }
+        }
+        let has_others = !others.is_empty();
+        *self.others.write().unwrap_or_else(PoisonError::into_inner) = others;
+        self.has_others.store(has_others, Relaxed);
+    }
+
+    /// Returns what counts for calls of the method with this index.
+    #[inline]
+    pub(super) fn of(&self, service: &ServiceInfo, method: usize) -> Effective<'_> {
+        match self.has_others.load(Relaxed) {
+            false => Effective::Channels(&self.most),
+            true => self.look_up(service, method),
+        }
+    }
+
+    #[cold]
+    fn look_up(&self, service: &ServiceInfo, method: usize) -> Effective<'_> {
+        let others = self.others.read().unwrap_or_else(PoisonError::into_inner);
+        let of_service = others.get(&*service.name);
+        let of_method = of_service.and_then(|of_service| {
+            let name = service.methods.get(method).map_or("", |method| &*method.name);
+            of_service.some.get(name).or(of_service.all.as_ref())
+        });
+        of_method.map_or(Effective::Channels(&self.most), |policies| Effective::Methods(Arc::clone(policies)))
+    }
+}
+
+/// Settings of calls. Each call reads some of them, so these are numbers that need no lock.
 #[derive(Debug)]
 pub(super) struct Policies {
     /// 0: none.
@@ -48,24 +139,35 @@ impl Policies {
         *self.retry.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(retry.clone());
     }
 
+    /// Returns the timeout of calls that set none.
     #[inline]
     pub(super) fn timeout(&self) -> Option<Duration> {
         duration(&self.timeout_ms)
     }
 
+    /// Returns the progress timeout of calls that set none.
     #[inline]
     pub(super) fn progress_timeout(&self) -> Option<Duration> {
         duration(&self.progress_timeout_ms)
     }
 
+    /// Whether calls wait for a connection by default.
     pub(super) fn waits_for_ready(&self) -> bool {
         self.wait_for_ready.load(Relaxed)
     }
 
+    /// Whether calls wait for room by default.
     pub(super) fn waits_for_room(&self) -> bool {
         self.wait_for_room.load(Relaxed)
     }
 
+    /// Whether calls may be made more than once.
+    #[inline]
+    pub(super) fn retries(&self) -> bool {
+        self.max_attempts() > 1
+    }
+
+    /// Returns how often a call is made at most.
     #[inline]
     pub(super) fn max_attempts(&self) -> u32 {
         self.max_attempts.load(Relaxed)
@@ -73,9 +175,10 @@ impl Policies {
 
     /// Returns the time after which another attempt is made beside those without an answer.
     pub(super) fn hedging_delay(&self) -> Option<Duration> {
-        duration(&self.hedging_delay_ms).filter(|_| self.max_attempts() > 1)
+        duration(&self.hedging_delay_ms).filter(|_| self.retries())
     }
 
+    /// Returns whether and how calls are made again.
     pub(super) fn retry(&self) -> Arc<Retry> {
         Arc::clone(&self.retry.lock().unwrap_or_else(PoisonError::into_inner))
     }

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::future::Future;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -11,15 +10,16 @@ use tokio::sync::watch;
 use super::balance::{Balancer, Chosen, Endpoint, EndpointState, Picked};
 use super::connector::{Connector, Shared};
 use super::direct::SendService;
-use super::policies::Policies;
+use super::policies::{ChannelPolicies, Effective};
 use super::request_memory::RequestMemory;
 use super::retry_budget::RetryBudget;
 use crate::class::TrafficClass;
-use crate::config::{Balance, Calls, Retry};
+use crate::config::{Balance, Calls, MethodPolicy, Retry};
 use crate::connection::Connection;
 #[cfg(feature = "tower")]
 use crate::middleware::Middleware;
 use crate::middleware::{Next, Request, Response};
+use crate::service::ServiceInfo;
 use crate::settings::Settings;
 use crate::status::Status;
 
@@ -60,7 +60,7 @@ enum Way {
 
 /// The state that all clones and classes of a channel share.
 struct Common {
-    policies: Policies,
+    policies: ChannelPolicies,
     /// The bound on the arguments of calls in progress, for each class.
     memory: [RequestMemory; TrafficClass::ALL.len()],
     retry_budget: RetryBudget,
@@ -98,7 +98,7 @@ impl RawChannel {
     fn by(way: Way, settings: &Settings) -> Self {
         let memory = TrafficClass::ALL.map(|_| RequestMemory::new(settings.limits.request_memory));
         let retry_budget = RetryBudget::new(&settings.retry);
-        let policies = Policies::new(&settings.calls, &settings.retry);
+        let policies = ChannelPolicies::new(&settings.calls, &settings.retry, &settings.methods);
         let common = Arc::new(Common { policies, memory, retry_budget });
         Self { way, class: TrafficClass::default(), common, stack: None }
     }
@@ -180,14 +180,10 @@ impl RawChannel {
         }
     }
 
-    /// Whether calls wait for a connection by default.
-    pub(crate) fn waits_for_ready(&self) -> bool {
-        self.common.policies.waits_for_ready()
-    }
-
-    /// Whether calls wait for room by default.
-    pub(crate) fn waits_for_room(&self) -> bool {
-        self.common.policies.waits_for_room()
+    /// Returns the settings that count for calls of the method with this index.
+    #[inline]
+    pub(super) fn policies(&self, service: &ServiceInfo, method: usize) -> Effective<'_> {
+        self.common.policies.of(service, method)
     }
 
     /// Returns the bound on the arguments of its class's calls in progress.
@@ -195,51 +191,17 @@ impl RawChannel {
         &self.common.memory[self.class as usize]
     }
 
-    /// Returns whether and how calls are made again.
-    pub(super) fn retry(&self) -> Arc<Retry> {
-        self.common.policies.retry()
-    }
-
     /// Returns the bound on further attempts.
     pub(super) fn retry_budget(&self) -> &RetryBudget {
         &self.common.retry_budget
     }
 
-    /// Whether calls may be made more than once.
-    #[inline]
-    pub(super) fn retries(&self) -> bool {
-        self.max_attempts() > 1
-    }
-
-    /// Returns how often a call is made at most.
-    #[inline]
-    pub(super) fn max_attempts(&self) -> u32 {
-        self.common.policies.max_attempts()
-    }
-
-    /// Returns the time after which another attempt is made beside those without an answer.
-    pub(super) fn hedging_delay(&self) -> Option<Duration> {
-        self.common.policies.hedging_delay()
-    }
-
-    /// Returns the progress timeout of calls that set none.
-    #[inline]
-    pub(crate) fn progress_timeout(&self) -> Option<Duration> {
-        self.common.policies.progress_timeout()
-    }
-
-    /// Returns the timeout of calls that set none.
-    #[inline]
-    pub(crate) fn timeout(&self) -> Option<Duration> {
-        self.common.policies.timeout()
-    }
-
     /// Applies other settings to calls that begin from now on, on all clones of this channel. They are the timeouts and the waiting of
-    /// `calls`, all of `retry`, and the policy, the locality and the ejection of `balance`. [`Balance::subset`] counts when the servers are
+    /// `calls`, all of `retry` and `methods`, and the policy, the locality and the ejection of `balance`. [`Balance::subset`] counts when the servers are
     /// set again. A channel that does not [balance](Self::balanced) heeds none of `balance`. All other settings stay as they were when the
     /// channel was made.
-    pub fn reconfigure(&self, calls: &Calls, retry: &Retry, balance: &Balance) {
-        self.common.policies.set(calls, retry);
+    pub fn reconfigure(&self, calls: &Calls, retry: &Retry, methods: &[MethodPolicy], balance: &Balance) {
+        self.common.policies.set(calls, retry, methods);
         self.common.retry_budget.limit(retry);
         if let Way::Balanced(balancer) = &self.way {
             balancer.reconfigure(balance);

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use super::policies::Effective;
 use super::{Call, RawChannel};
 use crate::class::TrafficClass;
 use crate::payload::Payload;
@@ -35,6 +36,12 @@ impl Stub {
     /// Returns a call of the method with this index.
     pub fn call<O, C>(&self, method: usize, arguments: Result<Payload, Status>) -> Call<O, C> {
         Call::new(self.clone(), method, arguments)
+    }
+
+    /// Returns the settings that count for calls of the method with this index.
+    #[inline]
+    pub(super) fn policies(&self, method: usize) -> Effective<'_> {
+        self.channel().policies(self.service(), method)
     }
 
     /// Returns this stub for calls of another class.

@@ -461,7 +461,7 @@ async fn another_policy_counts_for_servers_that_are_connected() {
     t.endpoints.set((0..4).map(here).collect());
     let mut reconfigure = |change: fn(&mut Settings)| {
         change(&mut settings);
-        t.channel.reconfigure(&settings.calls, &settings.retry, &settings.balance);
+        t.channel.reconfigure(&settings.calls, &settings.retry, &settings.methods, &settings.balance);
     };
     reconfigure(|settings| settings.balance.policy = BalancePolicy::RoundRobin);
     assert_eq!(t.share(12).await, [3, 3, 3, 3]);

@@ -29,7 +29,7 @@ impl InFlightCall {
     /// Begins to make the call by several attempts beside each other, if the channel's policy says so.
     #[cold]
     pub(super) fn hedge(&mut self) {
-        let Some(delay) = self.stub.channel().hedging_delay() else { return };
+        let Some(delay) = self.stub.policies(self.method).hedging_delay() else { return };
         let is_unary = self.options.as_ref().is_none_or(|options| options.kind == Kind::Unary);
         if self.is_hedge || !is_unary || !self.is_idempotent() || !self.arguments.loans().is_empty() {
             return;
@@ -116,7 +116,7 @@ impl Hedge {
     }
 
     fn has_more(&self, of: &InFlightCall) -> bool {
-        u32::from(self.made) < of.stub.channel().max_attempts()
+        u32::from(self.made) < of.stub.policies(of.method).max_attempts()
     }
 
     /// Adds an attempt, if there may be another. Returns whether it did.

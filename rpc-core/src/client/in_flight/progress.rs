@@ -14,7 +14,7 @@ impl InFlightCall {
     #[inline]
     pub(super) fn watch_progress(&mut self) {
         let own = self.options.as_ref().and_then(|options| options.progress);
-        if let Some(limit) = own.or_else(|| self.stub.channel().progress_timeout()) {
+        if let Some(limit) = own.or_else(|| self.stub.policies(self.method).progress_timeout()) {
             self.watch_for(limit);
         }
     }

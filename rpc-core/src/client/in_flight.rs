@@ -16,6 +16,7 @@ use tokio::time::{Instant, Sleep};
 use self::ending::polled_again;
 use self::hedge::Hedge;
 use super::balance::{Chosen, Picked};
+use super::policies::Policies;
 use super::request_memory::Room;
 use super::{Parts, Stub};
 use crate::buffer_pool;
@@ -237,7 +238,7 @@ impl InFlightCall {
         }
         if let Poll::Ready(answer) = &mut polled {
             self.room = None;
-            if self.picked.is_some() || self.stub.policies(self.method).retries() {
+            if self.picked.is_some() || self.stub.policy(self.method, Policies::retries) {
                 self.note_end(answer);
             }
         }
@@ -255,7 +256,7 @@ impl InFlightCall {
         match self.stub.channel().stack().cloned() {
             Some(stack) => self.enter(&stack),
             None => {
-                if self.stub.policies(self.method).retries() {
+                if self.stub.policy(self.method, Policies::retries) {
                     self.hedge();
                 }
                 self.watch_progress();
@@ -300,7 +301,7 @@ impl InFlightCall {
         let timeout = match self.timeout {
             Some(timeout) => Some(timeout).filter(|&timeout| timeout < Duration::MAX),
             None if own.is_some() => None,
-            None => self.stub.policies(self.method).timeout(),
+            None => self.stub.policy(self.method, Policies::timeout),
         };
         if timeout.is_none() && self.deadline.is_none() {
             return None;
@@ -464,7 +465,7 @@ impl InFlightCall {
 
     fn waits_for_room(&self) -> bool {
         let waits = self.options.as_ref().and_then(|options| options.waits_for_room);
-        waits.unwrap_or_else(|| self.stub.policies(self.method).waits_for_room())
+        waits.unwrap_or_else(|| self.stub.policy(self.method, Policies::waits_for_room))
     }
 
     fn no_room(&self, why: &str) -> Status {

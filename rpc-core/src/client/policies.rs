@@ -1,7 +1,6 @@
 //! The settings that count for the calls of a channel, and may change while it lives.
 
 use std::collections::HashMap;
-use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
@@ -23,24 +22,6 @@ pub(super) struct ChannelPolicies {
 struct OfService {
     all: Option<Arc<Policies>>,
     some: HashMap<String, Arc<Policies>>,
-}
-
-/// The settings that count for a call.
-pub(super) enum Effective<'a> {
-    Channels(&'a Policies),
-    Methods(Arc<Policies>),
-}
-
-impl Deref for Effective<'_> {
-    type Target = Policies;
-
-    #[inline]
-    fn deref(&self) -> &Policies {
-        match self {
-            Self::Channels(policies) => policies,
-            Self::Methods(policies) => policies,
-        }
-    }
 }
 
 impl ChannelPolicies {
@@ -76,24 +57,27 @@ impl ChannelPolicies {
         self.has_others.store(has_others, Relaxed);
     }
 
-    /// Returns what counts for calls of the method with this index.
+    /// Reads what counts for calls of the method with this index.
     #[inline]
-    pub(super) fn of(&self, service: &ServiceInfo, method: usize) -> Effective<'_> {
+    pub(super) fn read<R>(
+        &self,
+        service: &ServiceInfo,
+        method: usize,
+        setting: impl FnOnce(&Policies) -> R,
+    ) -> R {
         match self.has_others.load(Relaxed) {
-            false => Effective::Channels(&self.most),
-            true => self.look_up(service, method),
+            false => setting(&self.most),
+            true => setting(self.look_up(service, method).as_deref().unwrap_or(&self.most)),
         }
     }
 
+    /// Returns the settings of the method with this index, if it or its service has others than the channel.
     #[cold]
-    fn look_up(&self, service: &ServiceInfo, method: usize) -> Effective<'_> {
+    fn look_up(&self, service: &ServiceInfo, method: usize) -> Option<Arc<Policies>> {
         let others = self.others.read().unwrap_or_else(PoisonError::into_inner);
-        let of_service = others.get(&*service.name);
-        let of_method = of_service.and_then(|of_service| {
-            let name = service.methods.get(method).map_or("", |method| &*method.name);
-            of_service.some.get(name).or(of_service.all.as_ref())
-        });
-        of_method.map_or(Effective::Channels(&self.most), |policies| Effective::Methods(Arc::clone(policies)))
+        let of_service = others.get(&*service.name)?;
+        let name = service.methods.get(method).map_or("", |method| &*method.name);
+        of_service.some.get(name).or(of_service.all.as_ref()).cloned()
     }
 }
 

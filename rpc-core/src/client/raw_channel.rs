@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use super::balance::{Balancer, Chosen, Endpoint, EndpointState, Picked};
 use super::connector::{Connector, Shared};
 use super::direct::SendService;
-use super::policies::{ChannelPolicies, Effective};
+use super::policies::ChannelPolicies;
 use super::request_memory::RequestMemory;
 use super::retry_budget::RetryBudget;
 use crate::class::TrafficClass;
@@ -19,7 +19,6 @@ use crate::connection::Connection;
 #[cfg(feature = "tower")]
 use crate::middleware::Middleware;
 use crate::middleware::{Next, Request, Response};
-use crate::service::ServiceInfo;
 use crate::settings::Settings;
 use crate::status::Status;
 
@@ -180,10 +179,10 @@ impl RawChannel {
         }
     }
 
-    /// Returns the settings that count for calls of the method with this index.
+    /// Returns the settings of its calls.
     #[inline]
-    pub(super) fn policies(&self, service: &ServiceInfo, method: usize) -> Effective<'_> {
-        self.common.policies.of(service, method)
+    pub(super) fn policies(&self) -> &ChannelPolicies {
+        &self.common.policies
     }
 
     /// Returns the bound on the arguments of its class's calls in progress.

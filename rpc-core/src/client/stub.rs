@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::policies::Effective;
+use super::policies::Policies;
 use super::{Call, RawChannel};
 use crate::class::TrafficClass;
 use crate::payload::Payload;
@@ -38,10 +38,10 @@ impl Stub {
         Call::new(self.clone(), method, arguments)
     }
 
-    /// Returns the settings that count for calls of the method with this index.
+    /// Reads the setting that counts for calls of the method with this index.
     #[inline]
-    pub(super) fn policies(&self, method: usize) -> Effective<'_> {
-        self.channel().policies(self.service(), method)
+    pub(super) fn policy<R>(&self, method: usize, setting: impl FnOnce(&Policies) -> R) -> R {
+        self.channel().policies().read(self.service(), method, setting)
     }
 
     /// Returns this stub for calls of another class.

@@ -6,6 +6,7 @@ use super::{InFlightCall, State};
 use crate::backoff;
 use crate::calls::CallOptions;
 use crate::client::meter::{Further, count_attempt};
+use crate::client::policies::Policies;
 use crate::status::{Blame, Code, Executed, RETRY_AFTER, Status};
 
 /// How often a call that was certainly not executed is sent, until its caller is told.
@@ -47,7 +48,7 @@ impl InFlightCall {
     /// Returns how long to wait before the call is made again, if the channel's policy allows it.
     #[cold]
     fn pause_before(&mut self, status: &Status) -> Option<Duration> {
-        let retry = self.stub.policies(self.method).retry();
+        let retry = self.stub.policy(self.method, Policies::retry);
         if self.is_hedge || u32::from(self.attempt) >= retry.max_attempts || !self.is_retryable(status) {
             return None;
         }
@@ -76,7 +77,8 @@ impl InFlightCall {
     /// Whether the channel's policy allows another attempt after this status.
     pub(super) fn is_retryable(&self, status: &Status) -> bool {
         let is_harmless = status.executed() == Executed::No || self.is_idempotent();
-        is_harmless && self.stub.policies(self.method).retry().retryable_status_codes.contains(&status.code())
+        is_harmless
+            && self.stub.policy(self.method, Policies::retry).retryable_status_codes.contains(&status.code())
     }
 
     /// Whether the call does no harm if it is executed more than once.
@@ -92,7 +94,7 @@ impl InFlightCall {
         let channel = self.stub.channel();
         let waits = self.options.as_ref().and_then(|options| options.waits_for_ready);
         let passes = status.code() == Code::Unavailable && status.blame() != Blame::Caller;
-        if !passes || !waits.unwrap_or_else(|| self.stub.policies(self.method).waits_for_ready()) {
+        if !passes || !waits.unwrap_or_else(|| self.stub.policy(self.method, Policies::waits_for_ready)) {
             return Err(self.named(status));
         }
         let (channel, key) = (channel.clone(), self.key());

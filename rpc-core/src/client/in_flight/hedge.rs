@@ -13,6 +13,7 @@ use crate::calls::{Answered, CallOptions};
 use crate::client::Parts;
 use crate::client::balance::Picked;
 use crate::client::meter::{Further, count_attempt};
+use crate::client::policies::Policies;
 use crate::service::Kind;
 use crate::status::{Executed, Status};
 
@@ -29,7 +30,7 @@ impl InFlightCall {
     /// Begins to make the call by several attempts beside each other, if the channel's policy says so.
     #[cold]
     pub(super) fn hedge(&mut self) {
-        let Some(delay) = self.stub.policies(self.method).hedging_delay() else { return };
+        let Some(delay) = self.stub.policy(self.method, Policies::hedging_delay) else { return };
         let is_unary = self.options.as_ref().is_none_or(|options| options.kind == Kind::Unary);
         if self.is_hedge || !is_unary || !self.is_idempotent() || !self.arguments.loans().is_empty() {
             return;
@@ -116,7 +117,7 @@ impl Hedge {
     }
 
     fn has_more(&self, of: &InFlightCall) -> bool {
-        u32::from(self.made) < of.stub.policies(of.method).max_attempts()
+        u32::from(self.made) < of.stub.policy(of.method, Policies::max_attempts)
     }
 
     /// Adds an attempt, if there may be another. Returns whether it did.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{InFlightCall, State};
+use crate::client::policies::Policies;
 use crate::connection::Moved;
 use crate::context::earlier;
 use crate::progress_watch::{ProgressAlarm, ProgressWatch};
@@ -14,7 +15,7 @@ impl InFlightCall {
     #[inline]
     pub(super) fn watch_progress(&mut self) {
         let own = self.options.as_ref().and_then(|options| options.progress);
-        if let Some(limit) = own.or_else(|| self.stub.policies(self.method).progress_timeout()) {
+        if let Some(limit) = own.or_else(|| self.stub.policy(self.method, Policies::progress_timeout)) {
             self.watch_for(limit);
         }
     }

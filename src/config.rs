@@ -68,7 +68,7 @@ pub struct Config {
     pub balance: Balance,
     /// For clients: whether and how calls are made again.
     pub retry: Retry,
-    /// For clients: what counts for some methods in place of `calls` and `retry`. `[[methods]]` in TOML.
+    /// For clients: settings of some methods, which count in place of `calls` and `retry`. `[[methods]]` in TOML.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub methods: Vec<MethodPolicy>,
     /// For servers: how many calls they take at once.

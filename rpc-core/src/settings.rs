@@ -18,7 +18,7 @@ pub struct Settings {
     pub balance: Balance,
     /// Whether and how calls are made again.
     pub retry: Retry,
-    /// What counts for some methods in place of `calls` and `retry`.
+    /// Settings of some methods, which count in place of `calls` and `retry`.
     pub methods: Vec<MethodPolicy>,
     /// How many calls a server takes at once.
     pub admission: Admission,

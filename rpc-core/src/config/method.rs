@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Calls, Retry};
 
-/// Settings for some methods of a channel's servers. What an entry does not set is as the channel has it.
+/// Settings for some methods of a channel's servers. The channel's own count for those that an entry leaves out.
 ///
 /// An entry means what an entry of gRPC's `methodConfig` means. One that names a method counts for that, and one that names its service
 /// does not. A call's own settings count more than both.
@@ -39,8 +39,8 @@ pub struct MethodPolicy {
     /// In place of [`Calls::wait_for_room`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wait_for_room: Option<bool>,
-    /// In place of all of the channel's [`Retry`], except its budget: `max_tokens` and `token_ratio` can't be set here. What this does not
-    /// set has the default of [`Retry`].
+    /// In place of all of the channel's [`Retry`], except its budget: `max_tokens` and `token_ratio` can't be set here. A setting
+    /// that this leaves out has the default of [`Retry`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retry: Option<Retry>,
 }

@@ -67,7 +67,9 @@ async fn some_methods_have_settings_of_their_own() {
     let client = ShopClient::new(&channel);
     assert_eq!(client.third().await, Ok(3));
     // An entry for the method counts in place of the one for its service, and a call's own setting in place of both.
-    let of_methods = "[[methods]]\nname = [\"Shop/third\", \"Shop/hang\"]\ntimeout_ms = 20";
+    let of_methods = ["third\"]\ntimeout_ms = 3_600_000", "hang\"]\ntimeout_ms = 20"];
+    let of_methods =
+        of_methods.map(|of_method| format!("\n[[methods]]\nname = [\"Shop/{of_method}")).concat();
     channel.reconfigure(config(&format!("{OF_SERVICE}{of_methods}"))).unwrap();
     assert_eq!(client.third().await.unwrap_err().code(), Code::Unavailable);
     assert_eq!(client.hang().await.unwrap_err().code(), Code::DeadlineExceeded);

@@ -1,12 +1,14 @@
 //! The freeing of what a connection leaves behind: bit by bit, with turns of other tasks between the steps.
 //!
-//! The system needs a millisecond to take 10 MiB back, and all other connections of the runtime would wait for that.
+//! The system needs a millisecond to take 10 MiB back, and all other connections of the runtime would wait for that. Beyond the limit of
+//! the budget all is freed in the next turn: there memory counts more than latency.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
 use tokio::task::yield_now;
+use tokio::time::timeout;
 
 use crate::memory::{Account, Gauge};
 use crate::proto::leftovers::Leftovers;
@@ -31,10 +33,10 @@ impl Pace {
     /// Lets other tasks have their turn. Returns how many of so many things to free in this turn: one, or more if the last turn was long
     /// ago.
     pub(crate) async fn turn(&mut self, things: usize) -> usize {
-        if self.account.time_to_free().is_zero() {
-            yield_now().await;
-        } else {
-            self.turns.next().await;
+        match self.account.time_to_free() {
+            Duration::ZERO => yield_now().await,
+            // Without a turn of its own, all is freed by then: its host may have many other turns.
+            time => drop(timeout(time, self.turns.next()).await),
         }
         let now = Instant::now();
         let passed = now - std::mem::replace(&mut self.last, now);

@@ -96,7 +96,7 @@ impl Queue {
         loop {
             let next = {
                 let mut waiting = self.lock();
-                let next = waiting.tasks.pop();
+                let next = waiting.tasks.pop_wanted(|task| !task.is_closed());
                 waiting.free_places += usize::from(next.is_none());
                 next
             };
@@ -106,7 +106,7 @@ impl Queue {
             };
             match next.send(place) {
                 Ok(()) => return,
-                // The task has given up.
+                // The task has just given up.
                 Err(back) => place = back,
             }
         }
@@ -124,7 +124,8 @@ impl Drop for Place {
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
-    use std::future::poll_fn;
+    use std::future::{Future, poll_fn};
+    use std::pin::Pin;
     use std::rc::Rc;
     use std::task::Poll;
 
@@ -202,6 +203,29 @@ mod tests {
             turns.next().await;
             assert_eq!(turns.queue.lock().free_places, 1);
         }
+    }
+
+    #[tokio::test]
+    async fn tasks_that_give_up_in_the_queue_keep_no_place() {
+        async fn is_pending(task: Pin<&mut impl Future<Output = ()>>) -> bool {
+            let mut task = task;
+            poll_fn(|cx| Poll::Ready(task.as_mut().poll(cx).is_pending())).await
+        }
+        let turns = Turns::of_runtime(Origin::NONE);
+        let free = || turns.queue.lock().free_places;
+        let mut first = Box::pin(turns.next());
+        let mut others = [Box::pin(turns.next()), Box::pin(turns.next())];
+        assert!(is_pending(first.as_mut()).await);
+        for other in &mut others {
+            assert!(is_pending(other.as_mut()).await);
+        }
+        let [gives_up, is_given] = others;
+        drop(gives_up);
+        drop(first);
+        // The place is on its way to the last one, which does not look.
+        assert_eq!(free(), 0);
+        drop(is_given);
+        assert_eq!(free(), 1);
     }
 
     #[test]

@@ -22,9 +22,11 @@ pub struct EndpointChange {
 
 impl Channel {
     /// Calls `hook` for each server of [`endpoints`](Self::endpoints) now, and at each change of a server's state, until the channel is gone
-    /// or the returned handle ends it. A hook that takes long is told of several changes of a server as one.
+    /// or the returned handle ends it. Changes of a server that follow each other quickly may be told as one. Another time of the next attempt
+    /// alone is no change.
     ///
-    /// The hook runs in a task of the runtime, so it must not block. If it panics, it is not called again. `None`: there are no states to
+    /// The hook runs in a task of the runtime, so it must not block. It must not hold the channel: both would stay. If it panics, it is not
+    /// called again. `None`: there are no states to
     /// tell of, as for [`endpoints`](Self::endpoints).
     ///
     /// # Panics

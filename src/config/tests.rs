@@ -121,7 +121,11 @@ fn methods_have_settings_of_their_own() {
             "name = [\"Kv\"]\nretry = { max_attempts = 0 }",
             "methods.retry.max_attempts must be from 1 to 10 (for Kv)",
         ),
-        ("name = [\"Kv\"]\nretry = { max_tokens = 7 }", "set them in [retry]"),
+        ("name = [\"Kv\"]\nretry = { max_tokens = 7 }", "configuration: methods.retry.max_tokens and"),
+        (
+            "name = [\"Kv\"]\nretry = { max_backoff_ms = 1 }\n[retry]\ninitial_backoff_ms = 1",
+            "configuration: methods.retry.max_backoff_ms must be at least methods.retry.initial_backoff_ms",
+        ),
         ("name = [\"Kv\"]\ntimeout = 7", "unknown field"),
     ] {
         let error = Config::from_toml(&format!("[[methods]]\n{wrong}")).unwrap_err().to_string();

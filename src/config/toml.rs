@@ -10,7 +10,8 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// The fault, with its line: syntax, an unknown key, a value that can't be, settings that contradict each other.
+    /// The fault, with its line: syntax, an unknown key, a value that can't be, settings that contradict each other. Of the latter, those in
+    /// `[[methods]]` have no line, but the names of the methods.
     pub fn from_toml(text: &str) -> Result<Self, ConfigError> {
         let wrong = |kind, why: &str| ConfigError::new(kind, format!("configuration: {why}"));
         let config: Self = ::toml::from_str(text)

@@ -6,7 +6,7 @@ use std::io;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::task::Poll;
+use std::task::{Poll, ready};
 use std::time::Duration;
 
 use farcall_core::class::{ByClass, TrafficClass};
@@ -272,18 +272,18 @@ impl TcpLink {
     /// Waits for the link's turn, or until it is closed: a closed one must not keep its memory while its host has many other turns.
     async fn wait_for_turn<'a>(&'a self, turns: &Turns, mut attention: Pin<&mut Notified<'a>>) {
         let mut turn = pin!(turns.next());
-        while !self.closing.load(Ordering::Acquire) {
-            let is_turn = poll_fn(|cx| {
-                if turn.as_mut().poll(cx).is_ready() {
-                    return Poll::Ready(true);
-                }
-                attention.as_mut().poll(cx).map(|()| false)
-            });
-            if is_turn.await {
-                return;
+        poll_fn(|cx| {
+            // Once in each poll: it gives way by being pending once.
+            if turn.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(());
             }
-            attention.set(self.attention.notified());
-        }
+            while !self.closing.load(Ordering::Acquire) {
+                ready!(attention.as_mut().poll(cx));
+                attention.set(self.attention.notified());
+            }
+            Poll::Ready(())
+        })
+        .await;
     }
 
     /// Waits until there is memory for what arrives. Goes on writing meanwhile.
@@ -312,7 +312,7 @@ impl TcpLink {
                 Some(Event::Socket) => {}
             }
             if self.is_send_turn_over() {
-                turns.next().await;
+                self.wait_for_turn(turns, attention.as_mut()).await;
             }
             self.write_on(handler);
         }

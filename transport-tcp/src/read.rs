@@ -35,7 +35,7 @@ const SHORT_READ: usize = 4096;
 /// The most frames that are delivered without a look at the clock.
 const MOST_FRAMES: usize = 64;
 
-/// and how many of a new connection, of which nobody knows how long they take.
+/// The most frames of a new connection that are delivered without a look at the clock. Nobody knows yet how long they take.
 const FIRST_FRAMES: usize = 2;
 
 /// A turn whose frames take this long to handle ends, with frames left for the next one. Where instructions are counted, time says

@@ -52,9 +52,10 @@ impl ChannelPolicies {
                 }
             }
         }
-        let has_others = !others.is_empty();
-        *self.others.write().unwrap_or_else(PoisonError::into_inner) = others;
-        self.has_others.store(has_others, Relaxed);
+        let mut now = self.others.write().unwrap_or_else(PoisonError::into_inner);
+        // Under the lock, so that the two agree when several set them.
+        self.has_others.store(!others.is_empty(), Relaxed);
+        *now = others;
     }
 
     /// Reads what counts for calls of the method with this index.

@@ -8,8 +8,8 @@ use super::{Calls, Retry};
 
 /// Settings for some methods of a channel's servers. The channel's own count for those that an entry leaves out.
 ///
-/// An entry means what an entry of gRPC's `methodConfig` means. One that names a method counts for that, and one that names its service
-/// does not. A call's own settings count more than both.
+/// Entries are like those of gRPC's `methodConfig`. For a method that an entry names, an entry that names its service does not count at all.
+/// A call's own settings replace both.
 ///
 /// ```toml
 /// [[methods]]
@@ -75,7 +75,10 @@ impl MethodPolicy {
                     return Err(format!("methods.name has {name:?} twice; put its settings in one entry"));
                 }
             }
-            entry.check_retry().map_err(|why| format!("methods.{why} (for {})", entry.name.join(", ")))?;
+            let why = |why: String| {
+                format!("{} (for {})", why.replace("retry.", "methods.retry."), entry.name.join(", "))
+            };
+            entry.check_retry().map_err(why)?;
         }
         Ok(())
     }

@@ -320,7 +320,7 @@ async fn sockets_have_the_buffers_that_are_configured() {
 /// The only place in the runtime's queue is taken for good, and the peer has sent more than fits in a turn.
 #[tokio::test]
 async fn a_link_that_waits_for_its_turn_can_be_closed() {
-    const FRAMES: u32 = 2 * (super::TURN as u32 / HEADER_LEN as u32);
+    const FRAMES: u32 = 4 * (super::TURN as u32 / HEADER_LEN as u32);
     let Looking { mut peer, link, handler, mut arrivals } = looking().await;
     let turns = link.turns();
     let mut place = pin!(turns.next());
@@ -333,11 +333,31 @@ async fn a_link_that_waits_for_its_turn_can_be_closed() {
     assert!(matches!(arrivals.recv().await, Some(Ok(1))));
     link.abort();
     let mut last = 1;
-    let end = loop {
-        match arrivals.recv().await.unwrap() {
-            Ok(seq) => last = seq,
-            Err(end) => break end,
+    let end = async {
+        loop {
+            match arrivals.recv().await.unwrap() {
+                Ok(seq) => last = seq,
+                Err(end) => return end,
+            }
         }
     };
+    let end = tokio::time::timeout(Duration::from_secs(60), end).await.expect("it waits for its turn");
     assert!(!end.failed && last < FRAMES, "{end:?} after frame {last}");
+}
+
+/// A link that is told of something else gives way nevertheless.
+#[tokio::test]
+async fn a_link_gives_way_before_its_next_turn() {
+    let Looking { link, .. } = looking().await;
+    let turns = link.turns();
+    link.attention.notify_one();
+    let mut attention = pin!(link.attention.notified());
+    let mut turn = pin!(link.wait_for_turn(&turns, attention.as_mut()));
+    let mut polls = 0;
+    poll_fn(|cx| {
+        polls += 1;
+        turn.as_mut().poll(cx)
+    })
+    .await;
+    assert_eq!(polls, 2);
 }

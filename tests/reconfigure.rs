@@ -75,7 +75,7 @@ async fn some_methods_have_settings_of_their_own() {
     assert_eq!(client.hang().await.unwrap_err().code(), Code::DeadlineExceeded);
     let waits = tokio::time::timeout(Duration::from_millis(60), client.hang().timeout(Duration::MAX));
     assert!(waits.await.is_err());
-    // The third call, and then one that fails, because no entry is left.
+    // No entry for this service is left, so each call is made once.
     channel.reconfigure(config("[[methods]]\nname = [\"Other\"]\nretry = { max_attempts = 3 }")).unwrap();
     assert_eq!(client.third().await.unwrap_err().code(), Code::Unavailable);
     assert_eq!(client.third().await, Ok(6));

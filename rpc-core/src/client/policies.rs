@@ -11,7 +11,7 @@ use crate::service::ServiceInfo;
 /// The settings of a channel: those of most calls, and those of some methods.
 #[derive(Debug)]
 pub(super) struct ChannelPolicies {
-    most: Policies,
+    common: Policies,
     /// Whether some methods have others. Most channels have none such, and their calls take no lock.
     has_others: AtomicBool,
     others: RwLock<HashMap<String, OfService>>,
@@ -27,14 +27,14 @@ struct OfService {
 impl ChannelPolicies {
     pub(super) fn new(calls: &Calls, retry: &Retry, methods: &[MethodPolicy]) -> Self {
         let (has_others, others) = (AtomicBool::default(), RwLock::default());
-        let policies = Self { most: Policies::new(calls, retry), has_others, others };
+        let policies = Self { common: Policies::new(calls, retry), has_others, others };
         policies.set_others(calls, retry, methods);
         policies
     }
 
     /// Sets all of them. A call that begins meanwhile may see some of the old ones.
     pub(super) fn set(&self, calls: &Calls, retry: &Retry, methods: &[MethodPolicy]) {
-        self.most.set(calls, retry);
+        self.common.set(calls, retry);
         self.set_others(calls, retry, methods);
     }
 
@@ -67,18 +67,24 @@ impl ChannelPolicies {
         setting: impl FnOnce(&Policies) -> R,
     ) -> R {
         match self.has_others.load(Relaxed) {
-            false => setting(&self.most),
-            true => setting(self.look_up(service, method).as_deref().unwrap_or(&self.most)),
+            false => setting(&self.common),
+            true => self.read_of_method(service, method, setting),
         }
     }
 
-    /// Returns the settings of the method with this index, if it or its service has others than the channel.
     #[cold]
-    fn look_up(&self, service: &ServiceInfo, method: usize) -> Option<Arc<Policies>> {
+    fn read_of_method<R>(
+        &self,
+        service: &ServiceInfo,
+        method: usize,
+        setting: impl FnOnce(&Policies) -> R,
+    ) -> R {
         let others = self.others.read().unwrap_or_else(PoisonError::into_inner);
-        let of_service = others.get(&*service.name)?;
-        let name = service.methods.get(method).map_or("", |method| &*method.name);
-        of_service.some.get(name).or(of_service.all.as_ref()).cloned()
+        let of_method = others.get(&*service.name).and_then(|of_service| {
+            let name = service.methods.get(method).map_or("", |method| &*method.name);
+            of_service.some.get(name).or(of_service.all.as_ref())
+        });
+        setting(of_method.map_or(&self.common, |policies| policies))
     }
 }
 

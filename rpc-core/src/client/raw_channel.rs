@@ -196,9 +196,9 @@ impl RawChannel {
     }
 
     /// Applies other settings to calls that begin from now on, on all clones of this channel. They are the timeouts and the waiting of
-    /// `calls`, all of `retry` and `methods`, and the policy, the locality and the ejection of `balance`. [`Balance::subset`] counts when the servers are
-    /// set again. A channel that does not [balance](Self::balanced) heeds none of `balance`. All other settings stay as they were when the
-    /// channel was made.
+    /// `calls`, all of `retry` and `methods`, and the policy, the locality and the ejection of `balance`. [`Balance::subset`] counts when
+    /// the servers are set again. A channel that does not [balance](Self::balanced) heeds none of `balance`. All other settings stay as
+    /// they were when the channel was made.
     pub fn reconfigure(&self, calls: &Calls, retry: &Retry, methods: &[MethodPolicy], balance: &Balance) {
         self.common.policies.set(calls, retry, methods);
         self.common.retry_budget.limit(retry);

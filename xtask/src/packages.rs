@@ -22,6 +22,9 @@ pub(crate) const COUNTING: &[&str] = &["valgrind", "strace"];
 /// Other implementations of TLS, and of the ciphers by which links are sealed.
 pub(crate) const TESTING: &[&str] = &["openssl", "python3-cryptography"];
 
+/// The library by which tests set the clocks of processes.
+pub(crate) const CLOCKS: &[&str] = &["libfaketime"];
+
 /// The compiler that libFuzzer is built with.
 pub(crate) const FUZZING: &[&str] = &["g++"];
 

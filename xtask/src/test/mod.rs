@@ -274,6 +274,7 @@ impl Run {
 
     /// The store on openraft: what it says of a cluster whose nodes fail, and of one whose nodes change their build.
     fn raft_kv(&mut self) -> Result<()> {
+        packages::ensure(packages::CLOCKS)?;
         let target = host::target_dir()?.join("raft-kv").display().to_string();
         let tests = ["--manifest-path", "examples/raft-kv/Cargo.toml", "--target-dir", &target];
         self.cargo_tests(&tests)?;

@@ -1,4 +1,5 @@
-//! Faults at random: nodes are killed, paused and started again, the network between them is cut, and their disks are full.
+//! Faults at random: nodes are killed, paused and started again, the network between them is cut, their disks are full, and their
+//! clocks jump.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -9,12 +10,17 @@ use tokio::time::{sleep, timeout};
 
 use super::support::Cluster;
 
+/// The furthest that a clock is set from this machine's, in seconds.
+const FURTHEST: i64 = 400 * 24 * 3600;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Fault {
     Kill,
     Pause,
     Cut,
+    PortDown,
     FullDisk,
+    Clock,
 }
 
 /// Makes faults until it is told to stop, with time for an election between most of them. `election` is its shortest timeout in
@@ -27,7 +33,9 @@ pub(crate) async fn run(
 ) -> (Cluster, BTreeMap<Fault, u32>) {
     let mut possible = vec![Fault::Kill, Fault::Pause];
     possible.extend(cluster.has_network().then_some(Fault::Cut));
+    possible.extend(cluster.port().map(|_| Fault::PortDown));
     possible.extend(cluster.has_disks().then_some(Fault::FullDisk));
+    possible.extend(cluster.has_clocks().then_some(Fault::Clock));
     let mut faults = BTreeMap::new();
     loop {
         let quiet = Duration::from_millis(random.u64(election..election * 8));
@@ -35,13 +43,15 @@ pub(crate) async fn run(
             return (cluster, faults);
         }
         let fault = possible[random.usize(..possible.len())];
-        make(fault, &mut cluster, &mut random).await;
+        make(fault, &mut cluster, election, &mut random).await;
         *faults.entry(fault).or_default() += 1;
     }
 }
 
-async fn make(fault: Fault, cluster: &mut Cluster, random: &mut fastrand::Rng) {
+async fn make(fault: Fault, cluster: &mut Cluster, election: u64, random: &mut fastrand::Rng) {
     let ids = cluster.ids();
+    // Long enough for an election, now and then.
+    let longest = (election * 5).max(2000);
     let mut victims = ids.clone();
     random.shuffle(&mut victims);
     // Now and then a majority, or all.
@@ -49,7 +59,7 @@ async fn make(fault: Fault, cluster: &mut Cluster, random: &mut fastrand::Rng) {
     if victims.len() == 1 && random.bool() {
         victims = vec![cluster.leader().await];
     }
-    let length = Duration::from_millis(random.u64(100..2000));
+    let length = Duration::from_millis(random.u64(100..longest));
     match fault {
         Fault::Kill => {
             // A leader that is back before an election leads on.
@@ -71,6 +81,21 @@ async fn make(fault: Fault, cluster: &mut Cluster, random: &mut fastrand::Rng) {
             cluster.cut(ways);
             sleep(length).await;
             cluster.cut(BTreeSet::new());
+        }
+        Fault::PortDown => {
+            println!("the port down for {length:?}");
+            let port = cluster.port().unwrap();
+            port.take_down();
+            sleep(length).await;
+            port.bring_up();
+        }
+        Fault::Clock => {
+            // They stay so until they jump again, so that nodes disagree on the time of day.
+            let offsets = victims.iter().map(|id| (*id, random.i64(-FURTHEST..FURTHEST))).collect::<Vec<_>>();
+            println!("clocks set, in seconds from this machine's: {offsets:?}");
+            for (id, offset) in offsets {
+                cluster.set_clock(id, offset);
+            }
         }
         Fault::FullDisk => {
             each(&victims, |id| cluster.fill_disk(id));

@@ -1,8 +1,10 @@
-//! A cluster of processes on this machine, whose nodes can be killed, paused and started again. Their network can be cut, and their
-//! disks filled.
+//! A cluster of processes on this machine, whose nodes can be killed, paused and started again. Their network can be cut, their
+//! disks filled, and their clocks set.
 
+mod clock;
 mod disk;
 mod network;
+mod port;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -11,9 +13,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
+use clock::Clock;
 use disk::Disk;
 use farcall::{Channel, Config, Policy};
 use network::{Network, Way};
+use port::Port;
 use raft_kv::client::{Client, Options};
 use raft_kv::network::farcall_address;
 use raft_kv::service::{KvClient, NodeStatus};
@@ -36,6 +40,8 @@ pub(crate) struct Cluster {
     options: Vec<String>,
     /// `None`: nodes call each other without a relay.
     network: Option<Network>,
+    /// `None`: the nodes use no RDMA, or no device whose port can go down.
+    port: Option<Port>,
     nodes: BTreeMap<NodeId, Node>,
 }
 
@@ -45,12 +51,14 @@ struct Node {
     /// The address on which it listens.
     listen: String,
     disk: Option<Disk>,
+    /// `None`: it has the time of this machine.
+    clock: Option<Clock>,
     process: Option<Child>,
 }
 
 impl Node {
     fn new(address: String) -> Self {
-        Self { listen: address.clone(), address, disk: None, process: None }
+        Self { listen: address.clone(), address, disk: None, clock: None, process: None }
     }
 
     /// Panics if the node has ended by itself.
@@ -89,15 +97,17 @@ impl Cluster {
         cluster
     }
 
-    /// Starts nodes as [`start`](Self::start) does, with a network that can be cut if it is TCP, and with disks that can be filled if
-    /// the test may mount them.
+    /// Starts nodes as [`start`](Self::start) does. Their network can be cut if it is TCP, the port can go down if it is RDMA in
+    /// farcall's VM. Their disks can be filled if the test may mount them, and their clocks set if libfaketime is installed.
     pub(crate) async fn start_to_fail(count: u64, options: &[&str]) -> Self {
         let mut cluster = Self::new(options);
         let by_tcp = std::env::var("FARCALL_TRANSPORT").map_or(true, |transport| transport == "tcp");
         cluster.network = by_tcp.then(Network::default);
+        cluster.port = if by_tcp { None } else { Port::of_vm() };
         for ((id, relay), port) in (1..).zip(ports(count)).zip(ports(count)) {
             let mut node = Node::new(address(&port));
             node.disk = Disk::mount(&cluster.directory_of(id));
+            node.clock = Clock::new(cluster.directory_of(id).with_extension("clock"));
             if let Some(network) = &cluster.network {
                 node.address = address(&relay);
                 network.carry(id, relay, port.local_addr().unwrap());
@@ -112,7 +122,7 @@ impl Cluster {
         let directory = Some(tempfile::tempdir().unwrap());
         let options = options.iter().map(|&option| option.to_owned()).collect();
         let program = THIS_BUILD.into();
-        Self { directory, program, options, network: None, nodes: BTreeMap::new() }
+        Self { directory, program, options, network: None, port: None, nodes: BTreeMap::new() }
     }
 
     /// Has nodes that start from now on run this build of the program.
@@ -176,6 +186,9 @@ impl Cluster {
         let mut command = Command::new(&self.program);
         command.args(["--transport", "tcp", "serve", "--id", &id.to_string(), "--listen", &node.listen]);
         command.arg("--data").arg(data).args(&self.options).env_remove("RUST_LOG");
+        if let Some(clock) = &node.clock {
+            clock.apply_to(&mut command);
+        }
         let process = command.stdout(Stdio::null()).stderr(log).spawn().unwrap();
         if let Some(network) = &self.network {
             network.set_process(id, process.id());
@@ -191,6 +204,21 @@ impl Cluster {
     /// Returns whether the network can be cut.
     pub(crate) fn has_network(&self) -> bool {
         self.network.is_some()
+    }
+
+    /// Returns the port that all nodes use, if it can go down.
+    pub(crate) fn port(&self) -> Option<&Port> {
+        self.port.as_ref()
+    }
+
+    /// Returns whether the clocks of all nodes can be set.
+    pub(crate) fn has_clocks(&self) -> bool {
+        self.nodes.values().all(|node| node.clock.is_some())
+    }
+
+    /// Sets the clock of a node to so many seconds after this machine's.
+    pub(crate) fn set_clock(&self, id: NodeId, seconds: i64) {
+        self.nodes[&id].clock.as_ref().unwrap().set(seconds);
     }
 
     /// Returns whether all nodes have disks that can be filled.

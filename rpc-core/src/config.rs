@@ -60,8 +60,8 @@ pub struct Limits {
     pub stream_memory: u64,
     /// For clients: how many bytes of arguments the calls in progress on one connection may have together. They are kept until the
     /// call ends, because it may have to be sent again. Further calls wait or, [by choice](Calls::wait_for_room), fail. So a slow
-    /// or absent server does not use up the client's memory. Arguments below 4 KiB are not counted; longer ones than this go
-    /// alone. Items of streams are not counted either: each stream keeps one message of them, until that is sent. Default 256
+    /// or absent server does not use up the client's memory. Arguments below 4 KiB count, as 4 KiB, only if their call waits for a
+    /// connection; longer ones than this go alone. Items of streams are not counted either: each stream keeps one message of them, until that is sent. Default 256
     /// MiB; at least 64 KiB.
     pub request_memory: u64,
     /// For servers: how much memory all clients together may make the process hold, in bytes. Counted are messages that
@@ -86,7 +86,8 @@ pub struct Limits {
     /// For servers: how many connections may be there whose HELLO has not arrived. When there are more, the oldest such
     /// connection of the address that has most of them is closed. Default 1024; at least 1.
     pub handshakes: u32,
-    /// For servers: how long a client may stop in the middle of a message, in milliseconds. Then its connection is closed.
+    /// For servers: how long a client may stop in the middle of a message, in milliseconds. Then its connection is closed. Less
+    /// than 4 KiB in this time, of all such messages together, are a stop; pings and messages that come whole do not count.
     /// Default 30,000; 0: for ever.
     pub stall_ms: u64,
     /// For servers: how long a connection may be idle, in milliseconds: without a call, a stream, or a byte of its client. Then

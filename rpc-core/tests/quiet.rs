@@ -15,6 +15,9 @@ use tokio::time::Instant;
 
 use support::{ECHO, HANG, Setup, WAIT, host, info, plain, setup};
 
+/// The reason that a client is told when it stops in the middle of a message.
+const STOPPED: &str = "in the middle of a message for 20s (limits.stall_ms)";
+
 fn secs(n: u64) -> Duration {
     Duration::from_secs(n)
 }
@@ -46,12 +49,55 @@ async fn a_client_that_stops_in_the_middle_of_a_message_is_closed() {
     peer.bind(&info("test"));
     peer.begin(FrameType::REQUEST, 1, 100_000, &[0; 10]);
     tokio::time::sleep(secs(19)).await;
-    // A byte is progress.
-    peer.session_frame(FrameType::FRAGMENT, 1, 0, vec![0]);
+    // So much is progress.
+    peer.session_frame(FrameType::FRAGMENT, 1, 0, vec![0; 4096]);
     let begun = Instant::now();
-    peer.expect_close(CloseCode::Silent, "in the middle of a message for 20s (limits.stall_ms)").await;
+    peer.expect_close(CloseCode::Silent, STOPPED).await;
     let after = begun.elapsed().as_secs();
     assert!((20..=30).contains(&after), "{after}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_all_but_stops_in_the_middle_of_a_message_is_closed() {
+    type Step = fn(&mut Peer, u64);
+    let drops: Step = |peer, _| peer.session_frame(FrameType::FRAGMENT, 1, 0, vec![0; 100]);
+    let pings: Step = |peer, _| {
+        for _ in 0..100 {
+            peer.link_frame(FrameType::PING, vec![0; 8]);
+        }
+    };
+    let calls: Step = |peer, call| peer.session_frame(FrameType::REQUEST, call, 0, request(ECHO, &[1; 4096]));
+    for step in [drops, pings, calls] {
+        let server = watching(limits(|limits| limits.stall_ms = 20_000));
+        let mut peer = greeted(&server).await;
+        peer.bind(&info("test"));
+        peer.begin(FrameType::REQUEST, 1, 100_000, &[0; 10]);
+        let begun = Instant::now();
+        for call in 2.. {
+            tokio::time::sleep(secs(1)).await;
+            if server.connections().is_empty() {
+                break;
+            }
+            step(&mut peer, call);
+        }
+        assert!((20..=30).contains(&begun.elapsed().as_secs()), "{:?}", begun.elapsed());
+        peer.expect_close(CloseCode::Silent, STOPPED).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_client_is_not_closed() {
+    let server = watching(limits(|limits| limits.stall_ms = 20_000));
+    let mut peer = greeted(&server).await;
+    peer.bind(&info("test"));
+    let message = request(ECHO, &[1; 99_000]);
+    let mut pieces = message.chunks(1000);
+    peer.begin(FrameType::REQUEST, 1, message.len() as u32, pieces.next().unwrap());
+    for piece in pieces {
+        tokio::time::sleep(secs(3)).await;
+        peer.session_frame(FrameType::FRAGMENT, 1, 0, piece.to_vec());
+    }
+    peer.expect(FrameType::RESPONSE).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -131,6 +131,7 @@ pub struct Inbox {
     pending: Option<u32>,
     held: VecDeque<(Header, Bytes)>,
     held_bytes: usize,
+    bytes_beside: u64,
     assembling: Assembling,
     /// Whether both sides have agreed on described messages.
     describes: bool,
@@ -145,6 +146,7 @@ impl Inbox {
             pending: None,
             held: VecDeque::new(),
             held_bytes: 0,
+            bytes_beside: 0,
             assembling: Assembling::new(limits),
             describes: false,
         }
@@ -182,6 +184,16 @@ impl Inbox {
     /// Whether the peer has to send the rest of a message.
     pub fn awaits_fragments(&self) -> bool {
         self.assembling.awaits_fragments()
+    }
+
+    /// Returns the bytes of all frames that came while messages were not whole, and had no part of these.
+    pub fn bytes_beside(&self) -> u64 {
+        self.bytes_beside
+    }
+
+    /// Counts a frame that has a payload of so many bytes and no part of a message.
+    pub fn pass_by(&mut self, len: usize) {
+        self.bytes_beside += (HEADER_LEN + len) as u64;
     }
 
     /// Whether a message has begun to arrive and is not whole.
@@ -281,10 +293,17 @@ impl Inbox {
             return Err(WireError::new("message", "is longer than HELLO's max_message"));
         }
         // A copy, or the header would need an address, and go through memory.
-        let Header { call, .. } = *header;
-        if self.assembling.contains(call) && header.kind.is_message_of_call() {
+        let Header { call, kind, .. } = *header;
+        if self.assembling.is_empty() { Ok(()) } else { self.take_beside(call, kind, len) }
+    }
+
+    /// Takes in a message while others are not whole.
+    #[cold]
+    fn take_beside(&mut self, call: u64, kind: FrameType, len: usize) -> Result<(), WireError> {
+        if self.assembling.contains(call) && kind.is_message_of_call() {
             return Err(WireError::new("message", "comes before another of its call is finished"));
         }
+        self.pass_by(len);
         Ok(())
     }
 

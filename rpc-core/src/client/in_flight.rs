@@ -340,13 +340,15 @@ impl InFlightCall {
                         self.state = State::Unsent;
                         return Poll::Pending;
                     }
-                    if self.needs_room() {
-                        self.take_room()?;
+                    if self.needs_room() && !self.take_room()? {
                         continue;
                     }
                     let key = self.key();
                     match self.stub.channel().choose(key, &mut self.picked) {
                         Some(connection) => self.send(connection, left, None, cx)?,
+                        // However short its arguments, a call that waits for a connection takes room: without a bound, any
+                        // number of calls would wait for a server that is not there.
+                        None if self.room.is_none() && !self.take_room()? => {}
                         None => {
                             let (channel, at) = (self.stub.channel().clone(), self.picked.take());
                             self.state =
@@ -451,16 +453,16 @@ impl InFlightCall {
         self.room.is_none() && self.arguments.short_len().is_none()
     }
 
-    /// Takes room for long arguments, or waits for it.
+    /// Takes room for the arguments. `false`: the call now waits for it.
     #[cold]
-    fn take_room(&mut self) -> Result<(), Status> {
-        let (memory, len) = (self.stub.channel().memory(), self.arguments.len());
+    fn take_room(&mut self) -> Result<bool, Status> {
+        let (memory, len) = (self.stub.channel().memory(), self.arguments.len().max(1));
         match memory.try_take(len) {
             Some(room) => self.room = Some(room),
             None if self.waits_for_room() => self.state = State::MakingRoom(memory.take(len)),
             None => return Err(self.no_room("the channel's limits.request_memory is reached")),
         }
-        Ok(())
+        Ok(self.room.is_some())
     }
 
     fn waits_for_room(&self) -> bool {

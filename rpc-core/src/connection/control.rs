@@ -30,6 +30,7 @@ impl Connection {
             };
         }
         self.note_acknowledged(header.rx_seq)?;
+        self.receiving.lock().inbox.pass_by(payload.len());
         match kind {
             FrameType::HELLO => self.on_hello(Hello::decode(payload)?),
             FrameType::PING => {

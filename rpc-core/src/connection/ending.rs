@@ -206,10 +206,15 @@ impl Connection {
         }
     }
 
-    /// Returns how many bytes have arrived so far, and what the connection does.
+    /// Returns how many bytes have arrived so far, and what the connection does. While messages have come in part, other frames
+    /// are left out: they are no progress of these.
     pub(crate) fn activity(&self) -> (u64, Activity) {
         let Traffic { stream, upgraded, .. } = self.sender.traffic();
-        let is_amid = self.receiving.lock().inbox.awaits_fragments() || self.sender.stream().is_amid_frame();
+        let (awaits_fragments, beside) = {
+            let inbox = &self.receiving.lock().inbox;
+            (inbox.awaits_fragments(), inbox.bytes_beside())
+        };
+        let is_amid = awaits_fragments || self.sender.stream().is_amid_frame();
         let activity = match is_amid {
             true if self.sender.account().is_held_back() => Activity::HeldBack,
             true => Activity::AmidMessage,
@@ -218,7 +223,8 @@ impl Connection {
             }
             false => Activity::Busy,
         };
-        (stream.bytes_received + upgraded.bytes_received, activity)
+        let received = stream.bytes_received + upgraded.bytes_received;
+        (received.saturating_sub(beside), activity)
     }
 
     /// Handles the server's GOAWAY: starts no more calls, and ends those that the server will not execute.

@@ -12,18 +12,22 @@ use crate::connection::{Activity, Connection};
 /// The longest pause between two looks at all connections.
 const TICK: Duration = Duration::from_secs(5);
 
+/// The bytes of a message that must arrive in `limits.stall_ms`, unless they are its last ones.
+const PROGRESS: u64 = 4 << 10;
+
 /// The last change that was seen of a connection.
 struct Seen {
     /// Keeps another connection from getting this one's address, by which it is found again.
     _connection: Weak<Connection>,
+    /// See [`Connection::activity`].
     received: u64,
     activity: Activity,
     since: Instant,
 }
 
 impl ServerCore {
-    /// Closes connections whose peers stop in the middle of a message for longer than `limits.stall_ms`, and drains those
-    /// that are idle for longer than `limits.idle_ms`. Never ends.
+    /// Closes connections whose peers stop in the middle of a message for longer than `limits.stall_ms`, or all but stop, and
+    /// drains those that are idle for longer than `limits.idle_ms`. Never ends.
     pub async fn watch(&self) {
         let (stall, idle) = (self.settings.limits.stall(), self.settings.limits.idle());
         let Some(shortest) = [stall, idle].into_iter().flatten().min() else {
@@ -67,11 +71,17 @@ impl Seen {
     fn again(connection: &Arc<Connection>, before: Option<Self>) -> Self {
         let (received, activity) = connection.activity();
         match before {
-            Some(before) if before.received == received && before.activity == activity => before,
+            Some(before) if before.activity == activity && !before.progressed(received) => before,
             _ => {
                 let _connection = Arc::downgrade(connection);
                 Self { _connection, received, activity, since: Instant::now() }
             }
         }
+    }
+
+    /// Whether enough has arrived since then.
+    fn progressed(&self, received: u64) -> bool {
+        let enough = if self.activity == Activity::AmidMessage { PROGRESS } else { 1 };
+        received.abs_diff(self.received) >= enough
     }
 }

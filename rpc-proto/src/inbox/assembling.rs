@@ -131,6 +131,7 @@ impl Assembling {
         self.messages.len()
     }
 
+    #[inline(always)]
     pub(super) fn is_empty(&self) -> bool {
         self.messages.is_empty()
     }
@@ -141,9 +142,8 @@ impl Assembling {
     }
 
     /// Whether a message of this call is here.
-    #[inline(always)]
     pub(super) fn contains(&self, call: u64) -> bool {
-        !self.messages.is_empty() && self.messages.contains_key(&call)
+        self.messages.contains_key(&call)
     }
 
     /// Returns how much has come of a call's message. `None`: there is no such message.

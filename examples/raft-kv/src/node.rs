@@ -97,6 +97,7 @@ impl Node {
         let server = Server::builder()
             .config(config)
             .with_env()
+            .intercept(farcall::metrics::server)
             .add(KvServer::new(KvService::new(&raft, reader)))
             .add(ClusterServer::new(ClusterService::new(raft.clone())))
             .add(RaftPeerServer::new(Receiver::new(raft.clone(), store.snapshots)))
@@ -136,18 +137,21 @@ impl Node {
     }
 }
 
-/// Says whether this node can serve clients, or send them to the leader. Returns why raft stopped.
+/// Says whether this node can serve clients, or send them to the leader, and tells metrics of raft's state. Returns why raft stopped.
 async fn follow(raft: &Raft, health: &Reporter) -> String {
-    let (metrics, mut server_metrics) = (raft.metrics(), raft.server_metrics());
+    let (state, mut server_state) = (raft.metrics(), raft.server_metrics());
     let lease = raft.config().election_timeout_max;
     let heartbeat = Duration::from_millis(raft.config().heartbeat_interval);
     let mut has_ended = false;
     loop {
         let (serves, running) = {
-            let metrics = metrics.borrow();
+            let state = state.borrow();
             // openraft 0.9 lets a leader stay one that hears from no majority; it can't answer anything then.
-            let is_alone = metrics.millis_since_quorum_ack.is_some_and(|silence| silence > lease);
-            (metrics.current_leader.is_some() && !is_alone, metrics.running_state.clone())
+            let is_alone = state.millis_since_quorum_ack.is_some_and(|silence| silence > lease);
+            metrics::gauge!("raft_kv_term").set(state.current_term as f64);
+            metrics::gauge!("raft_kv_leads").set(f64::from(state.state.is_leader()));
+            metrics::gauge!("raft_kv_applied").set(state.last_applied.map_or(0, |last| last.index) as f64);
+            (state.current_leader.is_some() && !is_alone, state.running_state.clone())
         };
         if let Err(why) = running {
             return why.to_string();
@@ -156,8 +160,8 @@ async fn follow(raft: &Raft, health: &Reporter) -> String {
             return "it has ended".into();
         }
         health.set(SERVICE, if serves { Serving::Serving } else { Serving::NotServing });
-        // Waits for no change of `metrics`, of which a write makes several: each would wake a thread.
-        let changed = timeout(heartbeat, server_metrics.changed()).await;
+        // Waits for no change of `state`, of which a write makes several: each would wake a thread.
+        let changed = timeout(heartbeat, server_state.changed()).await;
         has_ended = matches!(changed, Ok(Err(_)));
     }
 }

@@ -20,6 +20,8 @@ use raft_kv::types::{NodeId, RequestId};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use support::{Cluster, until};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio::sync::{Mutex, MutexGuard, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
@@ -345,12 +347,68 @@ async fn a_second_signal_ends_a_node_that_is_stopping_at_once() {
     assert_eq!(ended.code(), Some(1));
 }
 
+/// Returns a port that is free now, like the `count - 1` after it.
+fn free_ports(count: u16) -> u16 {
+    loop {
+        let first = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        if (0..count).all(|further| TcpListener::bind(("127.0.0.1", first + further)).is_ok()) {
+            return first;
+        }
+    }
+}
+
+fn raft_kv(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_raft-kv"));
+    command.args(arguments);
+    command
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_commands_of_the_readme_make_a_cluster_and_call_it() {
+    let _alone = alone().await;
+    let directory = tempfile::tempdir().unwrap();
+    let first = free_ports(3);
+    let mut command = raft_kv(&["cluster", "--port", &(first - 1).to_string(), "--data"]);
+    let mut cluster = command.arg(directory.path()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(cluster.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert!(lines.any(|line| line == "the cluster serves; Ctrl-C stops it"));
+    let nodes = [0, 1, 2].map(|further| format!("127.0.0.1:{}", first + further)).join(",");
+    let said = |arguments: &[&str]| {
+        let output = raft_kv(arguments).env("RAFT_KV_NODES", &nodes).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    said(&["put", "greeting", "hello"]);
+    assert_eq!(said(&["get", "greeting"]), "hello\n");
+    let status = said(&["status"]);
+    assert_eq!(status.matches("127.0.0.1:").count(), 3, "{status}");
+    kill_process(Pid::from_raw(cluster.id().cast_signed()).unwrap(), Signal::TERM).unwrap();
+    assert!(cluster.wait().unwrap().success());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn prometheus_gets_metrics_of_calls_and_of_raft() {
+    let _alone = alone().await;
+    let address = format!("127.0.0.1:{}", free_ports(1));
+    let cluster = Cluster::start(1, &["--metrics", &address]).await;
+    cluster.client().put("k", "v".into()).await.unwrap();
+    let metrics = || async {
+        let mut stream = TcpStream::connect(&address).await.unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        let has = |line: &str| answer.lines().any(|found| found.starts_with(line));
+        let call = r#"farcall_server_calls_total{service="raftkv.v1.Kv",method="put",code="OK"} 1"#;
+        (has(call) && has("raft_kv_leads 1") && has("raft_kv_term 1")).then_some(())
+    };
+    until("metrics tell of the put and of the leader", metrics).await;
+}
+
 #[test]
 fn a_cluster_on_one_machine_that_is_told_to_stop_takes_its_nodes_along() {
     let directory = tempfile::tempdir().unwrap();
-    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_raft-kv"));
-    command.args(["cluster", "--nodes", "1", "--port", &(free - 1).to_string(), "--data"]);
+    let free = free_ports(1);
+    let mut command = raft_kv(&["cluster", "--nodes", "1", "--port", &(free - 1).to_string(), "--data"]);
     let mut cluster = command.arg(directory.path()).stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(cluster.stdout.take().unwrap()).lines().map(Result::unwrap);
     let node = lines.next().unwrap();

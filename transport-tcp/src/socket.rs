@@ -14,17 +14,17 @@ pub(crate) const MAX_PIECES: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Socket {
     pub(crate) stream: Stream,
-    /// `None`: bytes go as they are.
-    tls: Option<Session>,
+    /// `None`: bytes go as they are. Apart, because it is several times as large as all else of a link.
+    tls: Option<Box<Session>>,
 }
 
 impl Socket {
     pub(crate) fn new(stream: Stream, tls: Option<Session>) -> Self {
-        Self { stream, tls }
+        Self { stream, tls: tls.map(Box::new) }
     }
 
     pub(crate) fn tls(&self) -> Option<&Session> {
-        self.tls.as_ref()
+        self.tls.as_deref()
     }
 
     /// Reads once, `room` bytes at most, and says whether there is nothing more to read now.
@@ -54,12 +54,12 @@ impl Socket {
     /// Whether bytes that were taken still wait for the kernel.
     #[inline]
     pub(crate) fn has_unflushed(&self) -> bool {
-        self.tls.as_ref().is_some_and(Session::has_unflushed) || self.stream.has_unflushed()
+        self.tls.as_deref().is_some_and(Session::has_unflushed) || self.stream.has_unflushed()
     }
 
     /// Writes bytes that were taken before.
     pub(crate) fn flush(&self) -> io::Result<()> {
-        self.tls.as_ref().map_or(Ok(()), |tls| tls.flush(&self.stream))?;
+        self.tls.as_deref().map_or(Ok(()), |tls| tls.flush(&self.stream))?;
         self.stream.flush()
     }
 

@@ -1,0 +1,91 @@
+//! Processes that are stopped, continued and killed, as servers of one channel.
+
+#![cfg(unix)]
+#![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
+
+mod process;
+mod who;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use farcall::{BalancePolicy, Channel, Code, Config, EndpointState, Readiness};
+use process::Process;
+use who::{WhoClient, share};
+
+/// A guard against hangs only.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+#[test]
+fn serve_one() {
+    let Some(number) = process::told() else { return };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let number = number.parse().unwrap();
+        let (address, _handle) = who::start_with(number, "127.0.0.1:0", Config::default()).await;
+        process::say(&address);
+        std::future::pending::<()>().await;
+    });
+}
+
+/// Two servers, and a channel that calls them in turn.
+async fn two_servers() -> ([Process; 2], Channel) {
+    let mut servers = ["0", "1"].map(|number| Process::start("serve_one", number));
+    let addresses = servers.each_mut().map(Process::said);
+    let mut config = Config::default();
+    config.calls.timeout_ms = 3000;
+    let channel = Channel::builder().config(config).balance(BalancePolicy::RoundRobin);
+    let channel = channel.connect(&format!("tcp://{}", addresses.join(","))).await.unwrap();
+    ready(&channel, 2).await;
+    (servers, channel)
+}
+
+async fn ready(channel: &Channel, servers: usize) {
+    let is_ready = |states: &Arc<[EndpointState]>| {
+        states.iter().filter(|state| matches!(state.readiness, Readiness::Ready)).count() == servers
+    };
+    let mut states = channel.endpoints().unwrap();
+    tokio::time::timeout(PATIENCE, states.wait_for(is_ready)).await.expect("it comes to this").unwrap();
+}
+
+#[tokio::test]
+async fn a_server_that_is_stopped_costs_one_call_and_is_used_again_when_it_continues() {
+    let (servers, channel) = two_servers().await;
+    assert_eq!(share(&channel, 10).await, BTreeMap::from([(0, 5), (1, 5)]));
+    servers[1].signal("STOP");
+    let client = WhoClient::new(&channel);
+    let mut late = 0;
+    for _ in 0..20 {
+        match client.are_you().await {
+            Ok(number) => assert_eq!(number, 0),
+            Err(error) => {
+                assert_eq!(error.code(), Code::DeadlineExceeded);
+                late += 1;
+            }
+        }
+    }
+    assert_eq!(late, 1);
+    servers[1].signal("CONT");
+    let comes_back = async { while client.are_you().await.unwrap() == 0 {} };
+    tokio::time::timeout(PATIENCE, comes_back).await.expect("the server that continues gets calls again");
+}
+
+#[tokio::test]
+async fn a_server_that_is_killed_gets_no_call_after_the_first_that_fails() {
+    let (servers, channel) = two_servers().await;
+    let [_one, other] = servers;
+    other.kill().await;
+    let client = WhoClient::new(&channel);
+    let mut failed = 0;
+    for _ in 0..100 {
+        match client.are_you().await {
+            Ok(number) => assert_eq!(number, 0),
+            Err(error) => {
+                assert_eq!(error.code(), Code::Unavailable);
+                failed += 1;
+            }
+        }
+    }
+    assert!(failed <= 1, "{failed} calls failed");
+}

@@ -18,6 +18,8 @@ use std::time::Instant;
 
 use common::{LIMIT, Machine, SLOT, atomics, received, scenarios, windows, words};
 use farcall_core::region::Exportable;
+use farcall_core::transport::Words;
+use farcall_rdma::MappedWords;
 use farcall_rdma::testing::device::*;
 use farcall_rdma::testing::dma::Pages;
 use farcall_rdma::testing::verbs::SystemHost;
@@ -218,6 +220,51 @@ fn vm_huge_pages_that_may_not_be_used_are_not() {
     let output = child.env("FARCALL_TEST_WITHOUT_HUGE_PAGES", "1").output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{}: {text}{}", output.status, String::from_utf8_lossy(&output.stderr));
+}
+
+/// Returns the memory of this process that is pinned, in bytes.
+fn pinned() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmPin:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
+}
+
+/// Words in pages of 4 KiB.
+struct Plain(Vec<AtomicU64>);
+
+impl AsRef<[AtomicU64]> for Plain {
+    fn as_ref(&self) -> &[AtomicU64] {
+        &self.0
+    }
+}
+
+impl Exportable for Plain {}
+
+/// Prints how long registrations take, which TUNING tells.
+#[test]
+fn vm_memory_is_pinned_as_long_as_it_is_registered() {
+    const LEN: usize = 128 << 20;
+    let machine = machine();
+    let measure = |name: &str, words: Words| {
+        let before = pinned();
+        let begun = Instant::now();
+        let registered = machine.device.add_words(words, true).unwrap();
+        let took = begun.elapsed();
+        assert!(pinned() >= before + LEN, "{name}: it is not pinned");
+        let begun = Instant::now();
+        drop(registered);
+        println!("{} MiB, {name}: {took:.1?} to register, {:.1?} to end that", LEN >> 20, begun.elapsed());
+        assert!(pinned() < before + LEN, "{name}: it stays pinned");
+    };
+    let written = Arc::new(Plain((0..LEN / 8).map(|_| AtomicU64::new(1)).collect()));
+    measure("pages that were written", written.clone());
+    measure("the like once more", written);
+    measure("fresh pages that the kernel makes huge", Arc::new(MappedWords::zeroed(LEN).unwrap()));
+    let before = std::fs::read_to_string(HugePages::COUNT).unwrap();
+    std::fs::write(HugePages::COUNT, "128").unwrap();
+    let huge = Arc::new(MappedWords::zeroed(LEN).unwrap());
+    std::fs::write(HugePages::COUNT, before).unwrap();
+    measure("reserved huge pages", huge);
 }
 
 #[test]

@@ -43,18 +43,17 @@ impl Key {
     }
 
     /// Returns `USER.EXPIRY.SIGNATURE`, with the expiry in seconds since 1970.
-    fn sign(&self, user: &str, time: Duration) -> Token {
-        let signed = format!("{user}.{}", (now() + time).as_secs());
+    fn sign(&self, user: &str, expiry: Duration) -> String {
+        let signed = format!("{user}.{}", expiry.as_secs());
         let signature: String =
             self.mac(&signed).finalize().into_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
-        Token::new(format!("{signed}.{signature}")).valid_for(time)
+        format!("{signed}.{signature}")
     }
 
     fn check(&self, token: &str) -> Result<User, Status> {
         let wrong = || Status::unauthenticated("the token is not one of ours");
         let (signed, signature) = token.rsplit_once('.').ok_or_else(wrong)?;
-        let bytes = |i| signature.get(i..i + 2).and_then(|byte| u8::from_str_radix(byte, 16).ok());
-        let signature: Vec<u8> = (0..signature.len()).step_by(2).map_while(bytes).collect();
+        let signature = from_hex(signature).ok_or_else(wrong)?;
         // Takes as long for every wrong signature.
         self.mac(signed).verify_slice(&signature).map_err(|_| wrong())?;
         let (user, expiry) = signed.rsplit_once('.').ok_or_else(wrong)?;
@@ -66,10 +65,21 @@ impl Key {
     }
 }
 
+/// Returns the bytes of a text in hexadecimal, if it is one from the first character to the last.
+fn from_hex(text: &str) -> Option<Vec<u8>> {
+    let digits: Option<Vec<u8>> =
+        text.chars().map(|digit| digit.to_digit(16).map(|value| value as u8)).collect();
+    let (pairs, rest) = digits.as_deref()?.as_chunks();
+    rest.is_empty().then(|| pairs.iter().map(|[high, low]| high << 4 | low).collect())
+}
+
 /// The time since 1970.
 fn now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
+
+/// How long a token is valid.
+const VALID: Duration = Duration::from_secs(600);
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -85,9 +95,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     tokio::spawn(server.serve());
 
     // A real client asks an issuer, here or elsewhere, by any protocol.
+    let issuer = key.clone();
     let tokens = Tokens::new(move || {
-        let key = key.clone();
-        async move { Ok(key.sign("ann", Duration::from_secs(600))) }
+        let key = issuer.clone();
+        async move { Ok(Token::new(key.sign("ann", now() + VALID)).valid_for(VALID)) }
     });
     let channel = Channel::connect(&address).await?;
     let desk = DeskClient::new(channel.intercept(tokens.interceptor()));
@@ -95,7 +106,15 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let nobody = DeskClient::new(&channel);
     println!("without one: {}", nobody.whoami().await.expect_err("no token"));
-    let forged = nobody.whoami().metadata("authorization", "Bearer eve.9999999999.00");
-    println!("with a forged one: {}", forged.await.expect_err("a forged token"));
+    let valid = key.sign("ann", now() + VALID);
+    for (what, token) in [
+        ("a forged one", "eve.9999999999.00".to_owned()),
+        ("one of another user", valid.replace("ann", "eve")),
+        ("one that goes on", format!("{valid}zz")),
+        ("one that has expired", key.sign("ann", now() - VALID)),
+    ] {
+        let refused = nobody.whoami().metadata("authorization", format!("Bearer {token}")).await;
+        println!("with {what}: {}", refused.expect_err(what));
+    }
     Ok(())
 }

@@ -7,6 +7,9 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use farcall::{Channel, Code, Config, Executed, Handle, Server, Streaming, stream};
+use serde::de::DeserializeOwned;
+use serde::ser::SerializeTuple;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 #[farcall::service]
 trait Store {
@@ -162,4 +165,74 @@ async fn a_decoded_item_counts_until_the_next_one_is_read() {
     }
     drop(items);
     call.await.unwrap();
+}
+
+/// A list of which each link is nested within the one before.
+#[derive(Debug, Default, Deserialize, Serialize)]
+struct Chain(Option<Box<Self>>);
+
+/// A chain of a mebibyte of links, each of which takes a byte.
+#[derive(Debug, Default)]
+struct Deep;
+
+impl Serialize for Deep {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let mut links = to.serialize_tuple(MIB)?;
+        (0..MIB).try_for_each(|_| links.serialize_element(&true))?;
+        links.end()
+    }
+}
+
+/// With the signature of what it poses as.
+impl<'de> Deserialize<'de> for Deep {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        Chain::deserialize(from).map(|_| Self)
+    }
+}
+
+#[farcall::service]
+trait Chains<T>
+where
+    T: Serialize + DeserializeOwned + Send + 'static,
+{
+    async fn put(&self, chain: T) -> farcall::Result<()>;
+    async fn get(&self) -> farcall::Result<T>;
+}
+
+impl<T: Serialize + DeserializeOwned + Default + Send + 'static> Chains<T> for Length {
+    async fn put(&self, _: T) -> farcall::Result<()> {
+        Ok(())
+    }
+
+    async fn get(&self) -> farcall::Result<T> {
+        Ok(T::default())
+    }
+}
+
+/// Returns two clients of a server. The second one has the server's type, and the first one another.
+async fn chains<A, B>() -> (ChainsClient<A>, ChainsClient<B>)
+where
+    A: Serialize + DeserializeOwned + Default + Send + 'static,
+    B: Serialize + DeserializeOwned + Default + Send + 'static,
+{
+    let server = Server::builder().add(ChainsServer::<_, B>::named("chains", Length));
+    let server = server.bind("127.0.0.1:0").await.unwrap();
+    let address = format!("tcp://{}", server.local_addr());
+    tokio::spawn(server.serve());
+    let channel = Channel::connect(&address).await.unwrap();
+    (ChainsClient::named("chains", &channel), ChainsClient::named("chains", &channel))
+}
+
+#[tokio::test]
+async fn values_that_are_nested_too_deep_fail_their_calls_alone() {
+    let (hostile, other) = chains::<Deep, Chain>().await;
+    let argument = hostile.put(Deep).await.unwrap_err();
+    other.put(Chain(Some(Box::default()))).await.unwrap();
+    let (other, _) = chains::<Chain, Deep>().await;
+    let answer = other.get().await.unwrap_err();
+    for (status, executed) in [(argument, Executed::No), (answer, Executed::Yes)] {
+        assert_eq!((status.code(), status.executed()), (Code::Internal, executed), "{status}");
+        assert!(status.message().contains("nested more than 128 deep"), "{status}");
+    }
+    other.put(Chain::default()).await.unwrap();
 }

@@ -121,6 +121,9 @@ fn tokens_are_signed_and_checked() {
         "with a token: ann",
         "without one: UNAUTHENTICATED: Desk/whoami needs a token (not executed)",
         "with a forged one: UNAUTHENTICATED: the token is not one of ours (not executed)",
+        "with one of another user: UNAUTHENTICATED: the token is not one of ours (not executed)",
+        "with one that goes on: UNAUTHENTICATED: the token is not one of ours (not executed)",
+        "with one that has expired: UNAUTHENTICATED: the token has expired (not executed)",
     ];
     assert!(said.lines().eq(lines), "{said}");
 }

@@ -66,9 +66,9 @@ pub struct Limits {
     pub request_memory: u64,
     /// For servers: how much memory all clients together may make the process hold, in bytes. Counted are messages that
     /// have arrived in part with the buffers that they are read to, arguments of handlers that run and their decoded form beyond
-    /// 8 KiB, items and answers that were not read, and the connections themselves. Default 0: a quarter of what the machine,
-    /// the control group and the limit on address space (`ulimit -v`) allow, shared by all servers of the process that leave this
-    /// at 0. The decoded values of one message may take an eighth of it.
+    /// 8 KiB, what handlers have read of the clients' memory and hold, items and answers that were not read, and the connections
+    /// themselves. Default 0: a quarter of what the machine, the control group and the limit on address space (`ulimit -v`) allow,
+    /// shared by all servers of the process that leave this at 0. The decoded values of one message may take an eighth of it.
     ///
     /// Above five eighths of it, connections that hold more than their share are not read; after a second their calls fail
     /// RESOURCE_EXHAUSTED, not executed. Above seven eighths, an eighth of a share is too much already, and the connection that holds

@@ -1,26 +1,36 @@
 //! Memory that a client makes a server hold in ways that are easily overlooked. All of it counts.
 
+#![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
+
 mod support;
 
 use std::ops::RangeInclusive;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use bytes::{Bytes, BytesMut};
+use farcall_core::bulk::BulkRead;
+use farcall_core::client::{Call, RawChannel, Stub};
+use farcall_core::codec::{Encode, Postcard, Raw, from_payload};
 use farcall_core::config::Limits;
 use farcall_core::memory::PeerMemory;
 use farcall_core::metadata::Metadata;
-use farcall_core::payload::Payload;
+use farcall_core::payload::{Encoder, Payload};
 use farcall_core::proto::wire::{
     Cancel, Content, FrameType, Hello, ItemHead, RequestHead, encode_metadata, features,
 };
 use farcall_core::server::ServerCore;
+use farcall_core::service::{HandlerFuture, IncomingCall, Service, ServiceInfo};
+use farcall_core::status::{Code, Executed, Result};
 use farcall_core::testing::{Peer, hello};
 use farcall_core::transport::memory;
 
 use support::streaming::{self, CHAT};
-use support::{HANG, host, info, plain, until};
+use support::{ECHO, HANG, Near, host, info, plain, until};
+use tokio::sync::mpsc;
 
 const KIB: usize = 1 << 10;
+
+const MIB: usize = 1 << 20;
 
 /// Waits until what is held lies in a range.
 async fn until_held(host: &ServerCore, what: fn(&PeerMemory) -> usize, range: RangeInclusive<usize>) {
@@ -105,4 +115,56 @@ async fn items_that_are_not_read_or_not_all_of_them() {
     until_held(&t.host, |peer| peer.items, 128 * KIB..=136 * KIB).await;
     cancel(&mut peer, 1);
     until_held(&t.host, |peer| peer.items, 0..=0).await;
+}
+
+/// A service whose calls do not end. It hands what they lend to the test.
+struct Borrower {
+    info: Arc<ServiceInfo>,
+    lent: mpsc::UnboundedSender<BulkRead>,
+}
+
+impl Service for Borrower {
+    fn info(&self) -> &ServiceInfo {
+        &self.info
+    }
+
+    fn call(&self, _: usize, request: IncomingCall) -> HandlerFuture {
+        self.lent.send(from_payload::<Postcard, _>(request.payload).unwrap()).unwrap();
+        Box::pin(std::future::pending())
+    }
+}
+
+#[tokio::test]
+async fn reads_of_lent_memory_until_they_are_dropped() {
+    let (lent, mut arrived) = mpsc::unbounded_channel();
+    let mut limits = limits();
+    limits.memory = 64 * MIB as u64;
+    let host = ServerCore::new(vec![Arc::new(Borrower { info: info("test"), lent })], plain(limits)).unwrap();
+    let held = || host.memory().peers().iter().map(|peer| peer.arguments).sum::<usize>();
+    let near = Near { hosts: Arc::new(Mutex::new(vec![host.clone()])), taps: Arc::default() };
+    let stub = Stub::new(RawChannel::new(near, plain(Limits::default())), info("test"));
+    let mut arguments = Encoder::new().lending();
+    Postcard::encode(&BulkRead::from(Bytes::from(vec![1; 32 * MIB])), &mut arguments).unwrap();
+    let call: Call<Result<Bytes>, Raw> = stub.call(ECHO, Ok(arguments.finish()));
+    let _call = tokio::spawn(call.into_future());
+    let lent = arrived.recv().await.unwrap();
+    let of_call = held();
+
+    let read = lent.read(..MIB).await.unwrap();
+    let view = read.slice(..1);
+    drop(read);
+    assert!((MIB..MIB + MIB / 8).contains(&(held() - of_call)), "{} besides {of_call}", held());
+    drop(view);
+    assert_eq!(held(), of_call);
+
+    // The half of the budget: not so much that the connection is greedy.
+    let mut reads = Vec::new();
+    for at in 0..32 {
+        reads.push(lent.read(at * MIB..(at + 1) * MIB).await.unwrap());
+    }
+    let refusal = lent.read(..).await.unwrap_err();
+    assert_eq!((refusal.code(), refusal.executed()), (Code::ResourceExhausted, Executed::No), "{refusal}");
+    assert!(refusal.message().contains("limits.memory"), "{refusal}");
+    drop(reads);
+    assert_eq!(lent.read(..MIB).await.unwrap(), vec![1; MIB]);
 }

@@ -7,14 +7,20 @@ mod support;
 
 use std::process::Command;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 #[cfg(feature = "prost")]
 use farcall_core::codec::Prost;
 use farcall_core::codec::{Decode, Postcard, from_payload};
 use farcall_core::config::Limits;
 use farcall_core::payload::Payload;
-use farcall_core::proto::wire::{CloseCode, FrameType};
-use farcall_core::status::{Code, Executed};
+#[cfg(any(feature = "lz4", feature = "zstd"))]
+use farcall_core::proto::compress::{self, CantUnpack, Workspace};
+use farcall_core::proto::compression::Compression;
+use farcall_core::proto::wire::{
+    Bind, BindMethod, CloseCode, FrameType, ItemHead, Items, MAX_ATTACHMENTS, RequestHead, decode_status,
+    encode_status,
+};
+use farcall_core::status::{Code, Executed, Status};
 use farcall_core::testing::{Peer, hello};
 use farcall_core::transport::memory;
 use tokio::runtime::Builder;
@@ -112,12 +118,164 @@ struct Wide {
     h: String,
 }
 
+/// Takes memory until there is none for another piece of this length.
+fn taken_but_for(piece: usize) -> Vec<Vec<u8>> {
+    let mut taken = Vec::with_capacity(16_384);
+    for len in [16 << 20, 1 << 20, piece] {
+        loop {
+            let mut more = Vec::new();
+            if more.try_reserve_exact(len).is_err() {
+                break;
+            }
+            taken.push(more);
+        }
+    }
+    taken
+}
+
+/// A message with as many attachments as there can be. The list of them takes two mebibytes where it is decoded.
+fn many_attachments(by: Compression) -> Vec<u8> {
+    let mut message = vec![0, 0, ECHO as u8, 0, 1, by.to_wire(), 0xff, 0xff, 0, 0, 0, 0, 0, 0, 0, 0];
+    // The lengths of body, metadata and attachments.
+    message.resize(message.len() + 4 + 1 + 4 * MAX_ATTACHMENTS, 0);
+    message
+}
+
+fn many_methods() -> Bytes {
+    let methods = vec![BindMethod { hash: 1, kind: 0, fingerprint: 1 }; 60_000];
+    let mut out = BytesMut::new();
+    Bind { service: 0, name: "test".into(), codec: "raw".into(), methods }.encode(&mut out);
+    out.freeze()
+}
+
+#[test]
+fn lists_and_texts_that_memory_has_no_room_for_are_told_from_malformed_ones() {
+    if !is_limited(256 << 10, "lists_and_texts_that_memory_has_no_room_for_are_told_from_malformed_ones") {
+        return;
+    }
+    let plain = Bytes::from(many_attachments(Compression::None));
+    let compressed = Bytes::from(many_attachments(Compression::Zstd));
+    let bind = many_methods();
+    let status = encode_status(&Status::new(Code::Internal, "x".repeat(16 << 10)));
+    let mut long_status = vec![13, 0, 0, 0];
+    long_status.extend_from_slice(&(1u32 << 20).to_le_bytes());
+    long_status.resize(long_status.len() + (1 << 20), b'x');
+    let long_status = Bytes::from(long_status);
+    let (_, content) = RequestHead::decode(plain.clone()).unwrap();
+    let mut items = Items::default();
+    items.go_on_in(ItemHead { more: 0 }, content);
+
+    let taken = taken_but_for(128 << 10);
+    let lost = [
+        // Of clones: the memory of the messages must not be freed here.
+        RequestHead::decode(plain.clone()).map(drop),
+        RequestHead::decode(compressed.clone()).map(drop),
+        Bind::decode(bind.clone()).map(drop),
+        decode_status(long_status.clone()).map(drop),
+        items.advance().unwrap(),
+    ];
+    let short = decode_status(status);
+    drop(taken);
+    for lost in lost {
+        let error = lost.unwrap_err();
+        assert!(error.is_no_memory() && !error.to_string().contains("malformed"), "{error}");
+    }
+    assert_eq!(short.unwrap().message().len(), 16 << 10);
+}
+
+#[cfg(any(feature = "lz4", feature = "zstd"))]
+#[test]
+fn messages_that_memory_has_no_room_to_compress_go_as_they_are() {
+    if !is_limited(256 << 10, "messages_that_memory_has_no_room_to_compress_go_as_they_are") {
+        return;
+    }
+    let zeros = Bytes::from(vec![0; 1 << 20]);
+    let one_piece = Payload::from_body(zeros.clone());
+    let two_pieces = Payload::new(zeros.clone(), vec![zeros]);
+    let many = Payload::new(vec![0; 2000].into(), vec![Bytes::new(); MAX_ATTACHMENTS]);
+    for by in [Compression::Lz4, Compression::Zstd].into_iter().filter(|by| by.is_built_in()) {
+        let packed = compress::pack(&mut Workspace::new(), by, &many).unwrap();
+        let taken = taken_but_for(128 << 10);
+        let lost =
+            [&one_piece, &two_pieces].map(|payload| compress::pack(&mut Workspace::new(), by, payload));
+        let unpacked = compress::unpack(&mut Workspace::new(), packed);
+        drop(taken);
+        assert_eq!((lost, unpacked), ([None, None], Err(CantUnpack::NoMemory)), "{by:?}");
+        assert!(compress::pack(&mut Workspace::new(), by, &two_pieces).is_some());
+    }
+}
+
+#[test]
+fn a_list_that_memory_has_no_room_for_ends_its_call_alone() {
+    if is_limited(256 << 10, "a_list_that_memory_has_no_room_for_ends_its_call_alone") {
+        Builder::new_current_thread().enable_all().build().unwrap().block_on(without_memory_for_lists());
+    }
+}
+
+/// Leaves room for messages with many attachments, and none for the lists of them.
+fn but_for_lists() -> Vec<Vec<u8>> {
+    let mut taken = taken_but_for(768 << 10);
+    taken.pop();
+    taken
+}
+
+async fn without_memory_for_lists() {
+    // A server.
+    let t = setup(plain(Limits::default()), plain(Limits::default()));
+    let (near, far) = memory::pair();
+    t.host.serve(far);
+    let mut peer = Peer::greeted(near, hello()).await;
+    peer.bind(&info("test"));
+    let request = many_attachments(Compression::None);
+    let taken = but_for_lists();
+    send_fragments(&mut peer, FrameType::REQUEST, 1, &request).await;
+    let (header, payload) = peer.expect(FrameType::RESPONSE).await;
+    drop(taken);
+    let words = String::from_utf8_lossy(&payload);
+    assert!(
+        header.call == 1 && words.contains("the server has no memory for content.attachments"),
+        "{words}"
+    );
+    peer.request(2, ECHO, b"others go on");
+    let (header, payload) = peer.expect(FrameType::RESPONSE).await;
+    assert!(header.call == 2 && payload.ends_with(b"others go on"), "{payload:?}");
+
+    // A client.
+    let (caller, mut links, _) = played_with(memory::pair, Limits::default());
+    let ask = |text: &'static str| tokio::spawn(call(&caller, &info("test"), ECHO, text).into_future());
+    let answer = ask("x");
+    let mut peer = Peer::greeted(links.recv().await.unwrap(), hello()).await;
+    let (header, _) = peer.expect(FrameType::REQUEST).await;
+    let mut response = vec![0, 0, 0xff, 0xff];
+    response.resize(response.len() + 4 + 1 + 4 * MAX_ATTACHMENTS, 0);
+    let taken = but_for_lists();
+    send_fragments(&mut peer, FrameType::RESPONSE, header.call, &response).await;
+    let answer = answer.await;
+    drop(taken);
+    let error = answer.unwrap().unwrap_err();
+    assert_eq!((error.code(), error.executed()), (Code::ResourceExhausted, Executed::Maybe), "{error}");
+    let answer = ask("y");
+    let (header, _) = peer.expect(FrameType::REQUEST).await;
+    peer.respond(header.call, b"well");
+    assert_eq!(answer.await.unwrap().unwrap(), "well");
+}
+
 fn large() -> Limits {
     let mut limits = Limits::default();
     (limits.max_message, limits.max_assembly) = (1 << 30, 1 << 30);
     // More than there is, or the connection would be closed before memory runs out.
     limits.memory = 1 << 40;
     limits
+}
+
+/// Sends a message in FRAGMENTs.
+async fn send_fragments(peer: &mut Peer, kind: FrameType, of: u64, message: &[u8]) {
+    peer.begin(kind, of, message.len() as u32, b"");
+    for part in message.chunks(PART) {
+        peer.session_frame(FrameType::FRAGMENT, of, 0, part.to_vec());
+        tokio::task::yield_now().await;
+        tokio::task::yield_now().await;
+    }
 }
 
 /// Sends a message of zeros.

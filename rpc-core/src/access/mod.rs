@@ -6,6 +6,7 @@
 mod awaiting;
 mod exports;
 mod giving;
+mod held;
 mod lending;
 mod local;
 mod moving;
@@ -26,6 +27,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 pub(crate) use self::exports::{export, withdraw};
 pub(crate) use self::giving::GivenGrant;
 use self::giving::GivenGrants;
+use self::held::counted;
 use self::lending::OnLoan;
 pub(crate) use self::lending::{Lending, LentMemory, Used};
 use self::local::Turn;
@@ -150,14 +152,17 @@ impl Accesses {
         PIECE.min(max as usize)
     }
 
-    /// Reads from the peer's memory. The caller has checked the range.
+    /// Reads from the peer's memory. The caller has checked the range. The bytes count in the connection's account until they are dropped.
     pub(crate) async fn read(&self, target: Target, offset: u64, len: usize) -> Result<Bytes, Status> {
         match u32::try_from(len) {
             Ok(length) if u64::from(length) <= self.max_read() => {
-                if let Some(begun) = self.read_directly(target, offset, len)
-                    && let Some(bytes) = begun.await
-                {
-                    return Ok(bytes);
+                self.check_room(len)?;
+                if let Some(begun) = self.read_directly(target, offset, len) {
+                    // The link takes the memory at once.
+                    let gauge = self.count(len);
+                    if let Some(bytes) = begun.await {
+                        return Ok(counted(bytes, gauge));
+                    }
                 }
                 // Boxed, as in the others, so that the future of an access by the device is short.
                 Box::pin(self.access(target, offset, Operation::Read(length), len)).await
@@ -388,6 +393,11 @@ impl Accesses {
             _ => Ok(()),
         };
         let waiting = self.take(number, fits)?;
+        // Counted from here on, because the caller may not look for it for long.
+        let outcome = outcome.map(|Accessed { outcome, bytes }| {
+            let gauge = self.count(bytes.len());
+            Accessed { outcome, bytes: counted(bytes, gauge) }
+        });
         // Its future may have been dropped.
         let _ = waiting.outcome.send(outcome);
         Ok(())

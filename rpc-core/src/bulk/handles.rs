@@ -95,7 +95,8 @@ impl BulkRead {
     /// Server: reads a range of the client's memory. Several reads may be under way at once, and are faster so; further ones than
     /// 64 on a connection wait.
     ///
-    /// It waits as long as the call lasts, if the client does not answer.
+    /// It waits as long as the call lasts, if the client does not answer. The bytes count in this server's `limits.memory` until the last
+    /// view of them is dropped.
     ///
     /// # Cancel safety
     ///
@@ -106,7 +107,7 @@ impl BulkRead {
     /// - OUT_OF_RANGE, if the range is not within the memory.
     /// - CANCELLED, if the client's call has ended, and its loan with it.
     /// - INVALID_ARGUMENT, if the range is longer than this server's `limits.max_message` allows, which is 64 bytes less.
-    /// - RESOURCE_EXHAUSTED, if this side has no memory for the bytes.
+    /// - RESOURCE_EXHAUSTED, if this side has no memory for the bytes, or `limits.memory` no room.
     /// - FAILED_PRECONDITION, if the memory is not lent to this side.
     /// - UNAVAILABLE, if the connection is lost.
     pub async fn read(&self, range: impl RangeBounds<usize>) -> Result<Bytes, Status> {

@@ -139,14 +139,18 @@ impl Reader {
         }
     }
 
-    /// Closes the connection, because the peer broke the protocol.
+    /// Closes the connection, because the peer broke the protocol or there is no memory for its message.
     #[cold]
     fn malformed(&self, error: &WireError) -> Ended {
         if let Some(table) = self.streams.table() {
             table.sender.protocol_error(error);
         }
-        let status = Status::new(Code::Internal, format!("an item of the stream: {error}"));
-        Ended::Lost(status.with_executed(Executed::Maybe).with_blame(Blame::Peer))
+        let (code, blame) = match error.is_no_memory() {
+            true => (Code::ResourceExhausted, Blame::Environment),
+            false => (Code::Internal, Blame::Peer),
+        };
+        let status = Status::new(code, format!("an item of the stream: {error}"));
+        Ended::Lost(status.with_executed(Executed::Maybe).with_blame(blame))
     }
 }
 

@@ -347,7 +347,7 @@ impl Calls {
         next
     }
 
-    /// Decodes a RESPONSE. A malformed one ends the connection. A long compressed one stays compressed, and must be
+    /// Decodes a RESPONSE. A malformed one ends the connection, and one that there is no memory for its call. A long compressed one stays compressed, and must be
     /// [unpacked](unpack_apart) before it is used.
     pub(crate) fn understand(&self, message: Bytes, received: &mut Option<Box<Received>>) -> Answered {
         let understood = ResponseHead::decode_apart(message).and_then(|(head, metadata, mut payload)| {
@@ -375,6 +375,9 @@ impl Calls {
             })
         });
         understood.unwrap_or_else(|error| {
+            if error.is_no_memory() {
+                return Err(self.sender.terms().no_memory(error.what, Executed::Maybe));
+            }
             self.sender.protocol_error(&error);
             Err(self.sender.terms().status(&error, Executed::Maybe, Blame::Peer))
         })

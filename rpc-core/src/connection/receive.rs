@@ -18,7 +18,7 @@ use crate::proto::wire::{
     Access, Accessed, Cancel, CloseCode, Done, FrameType, Goaway, Header, Up, WireError,
 };
 use crate::session::InOrder;
-use crate::status::{Blame, Code, Executed, Status};
+use crate::status::{Blame, Executed};
 use crate::transport::LinkEnd;
 
 /// The state of receiving, under one lock under which no user code runs.
@@ -247,29 +247,19 @@ impl Connection {
         lost: Lost,
     ) -> Result<(), WireError> {
         let Lost { kind, call, total } = lost;
-        let side = match self.role() {
-            Role::Client => "the client",
-            Role::Server => "the server",
-        };
-        let message =
-            format!("{side} has no memory for a message of {total} bytes; give it more, or send less");
-        let status = Status::new(Code::ResourceExhausted, message).with_blame(Blame::Environment);
+        let status =
+            |executed| self.sender.terms().no_memory(format_args!("a message of {total} bytes"), executed);
         match kind {
             FrameType::REQUEST => {
                 receiving.note_call(call)?;
-                self.serving("request")?.push_refused(
-                    &mut batch.jobs,
-                    call,
-                    status.with_executed(Executed::No),
-                );
+                self.serving("request")?.push_refused(&mut batch.jobs, call, status(Executed::No));
             }
-            FrameType::RESPONSE => batch.answers.push((call, Err(status.with_executed(Executed::Maybe)))),
+            FrameType::RESPONSE => batch.answers.push((call, Err(status(Executed::Maybe)))),
             FrameType::ACCESS => batch.actions.push(Action::Refuse(call)),
             FrameType::ACCESSED => {
-                let status = Err(status.with_executed(Executed::Maybe));
-                batch.actions.push(Action::Accessed(call, Box::new(status)));
+                batch.actions.push(Action::Accessed(call, Box::new(Err(status(Executed::Maybe)))));
             }
-            _ => batch.actions.push(Action::Fail(Box::new(status.with_executed(Executed::Maybe)))),
+            _ => batch.actions.push(Action::Fail(Box::new(status(Executed::Maybe)))),
         }
         Ok(())
     }
@@ -392,8 +382,14 @@ impl Connection {
         self.gone.send_replace(true);
     }
 
-    /// Closes the connection because the peer broke the protocol. None of its later frames can be trusted.
+    /// Closes the connection because the peer broke the protocol, or because this side has no memory for a frame. None of the
+    /// later frames can be trusted, or read in order.
     pub(super) fn protocol_error(&self, error: &WireError) {
+        if error.is_no_memory() {
+            let status = self.sender.terms().no_memory(error.what, Executed::Maybe);
+            tracing::warn!(peer = ?self.peer(), %error, "no memory for a frame; closing the connection");
+            return self.close_as(CloseCode::Internal, status);
+        }
         tracing::warn!(peer = ?self.peer(), %error, "the peer broke the protocol; closing the connection");
         let detail = format!("the peer broke the protocol ({error}); is it of the same version?");
         self.close_as(CloseCode::Protocol, self.status(detail, Executed::Maybe, Blame::Peer));

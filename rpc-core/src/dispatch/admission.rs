@@ -19,13 +19,13 @@ use crate::payload::Payload;
 use crate::proto::wire::{RequestHead, WireError};
 use crate::refusal::refusal;
 use crate::session::InOrder;
-use crate::status::{Blame, Code, Status};
+use crate::status::{Blame, Code, Executed, Status};
 
 /// How many refusals may be on their way beyond the answers that a client can wait for.
 const MAX_CROSSING: usize = 1024;
 
 impl Dispatch {
-    /// Adds a request to a batch. Fails if it is malformed.
+    /// Adds a request to a batch, or a refusal if there is no memory for it. Fails if it is malformed.
     pub(crate) fn push(
         &self,
         announced: &RemoteServices,
@@ -33,7 +33,15 @@ impl Dispatch {
         call: u64,
         message: Bytes,
     ) -> Result<(), WireError> {
-        let (head, metadata, payload) = RequestHead::decode_apart(message)?;
+        let (head, metadata, payload) = match RequestHead::decode_apart(message) {
+            Ok(request) => request,
+            Err(error) if error.is_no_memory() => {
+                let status = self.sender.terms().no_memory(error.what, Executed::No);
+                self.push_refused(batch, call, status);
+                return Ok(());
+            }
+            Err(error) => return Err(error),
+        };
         let deadline = match head.timeout_us {
             0 => None,
             us => batch.now.get_or_insert_with(Instant::now).checked_add(Duration::from_micros(us)),

@@ -12,7 +12,7 @@ use crate::class::TrafficClass;
 use crate::config;
 use crate::context::Drain;
 use crate::interface::{Kind, ServiceInfo};
-use crate::proto::wire::{Bind, BindMethod, MAX_BIND_BYTES, WireError};
+use crate::proto::wire::{Bind, BindMethod, MAX_BIND_BYTES, WireError, list_of};
 use crate::refusal::refusal;
 use crate::service::{HandlerFuture, IncomingCall, Service};
 use crate::status::{Code, Status};
@@ -53,7 +53,7 @@ impl RemoteServices {
         if usize::from(bind.service) != self.services.len() {
             return Err(WireError::new("bind.service", "is not the next index"));
         }
-        self.services.push(registry.bind(bind));
+        self.services.push(registry.bind(bind)?);
         Ok(())
     }
 
@@ -162,17 +162,19 @@ impl Registry {
         self.services[service].info()
     }
 
-    fn bind(&self, bind: Bind) -> BoundService {
+    fn bind(&self, bind: Bind) -> Result<BoundService, WireError> {
         let Bind { name, codec, methods, .. } = bind;
         let service = self.position(&name);
-        let methods = match service {
-            Some(service) if self.info(service).codec == codec => {
-                methods.iter().map(|m| self.find_method(service, m)).collect()
-            }
-            Some(_) => vec![Match::OtherCodec; methods.len()],
-            None => Vec::new(),
-        };
-        BoundService { name, codec, service, methods }
+        let mut matches = Vec::new();
+        if let Some(service) = service {
+            let is_same_codec = self.info(service).codec == codec;
+            matches = list_of(methods.len(), "bind.methods")?;
+            matches.extend(methods.iter().map(|method| match is_same_codec {
+                true => self.find_method(service, method),
+                false => Match::OtherCodec,
+            }));
+        }
+        Ok(BoundService { name, codec, service, methods: matches })
     }
 
     fn find_method(&self, service: usize, wanted: &BindMethod) -> Match {

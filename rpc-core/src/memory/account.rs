@@ -106,6 +106,11 @@ impl Account {
         Self::open(UNLIMITED.clone(), peer.map(|peer| peer.ip()))
     }
 
+    /// Whether anything limits the account.
+    pub(crate) fn is_limited(&self) -> bool {
+        self.budget.limit < usize::MAX
+    }
+
     /// Returns the account's number, which no other account of this process has.
     pub(crate) fn number(&self) -> u64 {
         self.number
@@ -201,6 +206,12 @@ impl Account {
         let share = self.budget.share() / parts;
         let of_one = share / self.peer.count.load(Ordering::Relaxed).max(1);
         self.peer.used.load(Ordering::Relaxed) > share && self.taken() > of_one.max(little)
+    }
+
+    /// Whether the connection may hold so many bytes more. Modest connections may use the budget up to its limit, above the level at
+    /// which greedy ones are closed.
+    pub(crate) fn has_room(&self, bytes: usize) -> bool {
+        self.budget.used().saturating_add(bytes) <= self.budget.limit && !self.refuses()
     }
 
     /// Whether calls are refused, because the connection has been greedy for long.
@@ -391,12 +402,9 @@ impl Gauge {
 /// Counts the memory of decoded values.
 impl MemoryGrant for Gauge {
     fn grow(&mut self, bytes: usize) -> bool {
-        // Modest connections may use the budget up to its limit, above the level at which greedy ones are closed.
-        let limit = self.account.budget.limit;
-        let fits = self.account.budget.used().saturating_add(bytes) <= limit;
         // A list that grows takes three times as much for a moment, which nothing counts.
-        let is_modest = self.bytes.saturating_add(bytes) <= limit / MOST_OF_MESSAGE;
-        let is_granted = fits && is_modest && !self.account.refuses();
+        let is_modest = self.bytes.saturating_add(bytes) <= self.account.budget.limit / MOST_OF_MESSAGE;
+        let is_granted = is_modest && self.account.has_room(bytes);
         if is_granted {
             self.set(self.bytes + bytes);
         }

@@ -32,7 +32,7 @@ pub(crate) enum Use {
     Session,
     /// Messages that have arrived in part, and the buffers that links read to.
     Partial,
-    /// The arguments of handlers that run.
+    /// The arguments of handlers that run, and what handlers have read of the peer's memory.
     Arguments,
     /// Items of streams that were not read.
     Items,
@@ -97,7 +97,7 @@ pub struct PeerMemory {
     pub sessions: usize,
     /// Messages that have arrived in part, and the buffers that they are read to, in bytes.
     pub partial: usize,
-    /// The arguments of handlers that run, in bytes.
+    /// The arguments of handlers that run, and what handlers have read of the clients' memory, in bytes.
     pub arguments: usize,
     /// Items of streams that handlers have not read, in bytes.
     pub items: usize,

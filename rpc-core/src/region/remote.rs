@@ -119,7 +119,8 @@ impl RemoteMemory {
         &self.region
     }
 
-    /// Reads a range. At most this side's `limits.max_message`, else INVALID_ARGUMENT.
+    /// Reads a range. At most this side's `limits.max_message`, else INVALID_ARGUMENT. On a server the bytes count in its `limits.memory`
+    /// until the last view of them is dropped, and RESOURCE_EXHAUSTED says that there is no room.
     pub async fn read(&self, range: impl RangeBounds<usize>) -> Result<Bytes, Status> {
         let (offset, len) = access::range(range, self.region.len())?;
         self.allowed(Rights::READ)?;

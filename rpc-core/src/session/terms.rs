@@ -75,7 +75,17 @@ impl Terms {
         Status::new(Code::Unavailable, message).with_executed(executed).with_blame(blame)
     }
 
-    /// Returns the prefix of such a status, which names the connection.
+    /// Returns a RESOURCE_EXHAUSTED: this side has no memory for what the peer has sent.
+    pub(crate) fn no_memory(&self, what: impl fmt::Display, executed: Executed) -> Status {
+        let side = match self.role {
+            Role::Client => "the client",
+            Role::Server => "the server",
+        };
+        let message = format!("{side} has no memory for {what}; give it more, or send less");
+        Status::new(Code::ResourceExhausted, message).with_executed(executed).with_blame(Blame::Environment)
+    }
+
+    /// Returns the prefix of an UNAVAILABLE, which names the connection.
     pub(crate) fn with_whom(&self) -> String {
         self.address.map_or_else(String::new, |peer| match self.class() {
             TrafficClass::Normal => format!("connection with {peer}: "),

@@ -7,9 +7,12 @@ use super::{CantUnpack, room};
 /// No byte of a block stands for more than so many.
 const MOST_RATIO: usize = 255;
 
-/// `None`: the bytes become more than `most`.
+/// `None`: the bytes become more than `most`, or there is no memory.
 pub(super) fn pack(bytes: &[u8], most: usize) -> Option<Vec<u8>> {
-    let mut packed = vec![0; block::get_maximum_output_size(bytes.len())];
+    // More than `most`: with less room, this encoder does not begin.
+    let longest = block::get_maximum_output_size(bytes.len());
+    let mut packed = room(longest).ok()?;
+    packed.resize(longest, 0);
     let len = block::compress_into(bytes, &mut packed).ok()?;
     packed.truncate(len);
     packed.shrink_to_fit();

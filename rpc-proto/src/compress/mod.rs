@@ -75,10 +75,10 @@ impl Compression {
     }
 }
 
-/// Compresses a payload. `None`: it would not become shorter by enough, or has a part of 4 GiB.
+/// Compresses a payload. `None`: it would not become shorter by enough, has a part of 4 GiB, or there is no memory.
 pub fn pack(workspace: &mut Workspace, by: Compression, payload: &Payload) -> Option<Payload> {
     let packed = Packed::of(payload, by)?;
-    let whole = payload.to_contiguous();
+    let whole = payload.to_contiguous()?;
     let bytes = pack_bytes(workspace, by, &whole, whole.len() - whole.len() / 16)?;
     Some(Payload::packed(bytes.into(), packed))
 }
@@ -117,7 +117,7 @@ pub fn unpack(workspace: &mut Workspace, payload: Payload) -> Result<Payload, Ca
     let (bytes, packed) = payload.into_packed().ok_or(CantUnpack::Malformed)?;
     let len = usize::try_from(packed.unpacked_len()).map_err(|_| CantUnpack::NoMemory)?;
     let whole = unpack_bytes(workspace, packed.by(), &bytes, len)?;
-    Ok(packed.split(whole.into()))
+    packed.split(whole.into()).ok_or(CantUnpack::NoMemory)
 }
 
 /// Memory for so many bytes that a peer speaks of.
@@ -128,7 +128,7 @@ fn room(len: usize) -> Result<Vec<u8>, CantUnpack> {
     Ok(bytes)
 }
 
-/// `None`: they become more than `most`.
+/// `None`: they become more than `most`, or there is no memory.
 fn pack_bytes(workspace: &mut Workspace, by: Compression, bytes: &[u8], most: usize) -> Option<Vec<u8>> {
     match by {
         #[cfg(feature = "lz4")]

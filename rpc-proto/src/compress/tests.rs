@@ -16,7 +16,7 @@ fn text(len: usize, seed: u64) -> Bytes {
 }
 
 fn bytes_of(payload: &Payload) -> Bytes {
-    payload.to_contiguous()
+    payload.to_contiguous().unwrap()
 }
 
 /// A payload as a peer may have sent it: these bytes, with this claim of their length.

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::{Body, Payload, Rest, flatten};
+use super::{Body, Payload, Rest};
 use crate::compression::Compression;
 
 /// The state of a payload before it was compressed. Its body is then all of it, and it has no attachments.
@@ -46,11 +46,13 @@ impl Packed {
         u64::from(self.body) + self.attachments.iter().map(|len| u64::from(*len)).sum::<u64>()
     }
 
-    /// The payload, of [so many](Self::unpacked_len) bytes.
-    pub(crate) fn split(self, mut whole: Bytes) -> Payload {
+    /// Returns the payload, of [so many](Self::unpacked_len) bytes. `None`: there is no memory for the list of attachments.
+    pub(crate) fn split(self, mut whole: Bytes) -> Option<Payload> {
         let body = whole.split_to(self.body as usize);
-        let attachments = self.attachments.iter().map(|len| whole.split_to(*len as usize));
-        Payload::new(body, attachments.collect())
+        let mut attachments = Vec::new();
+        attachments.try_reserve_exact(self.attachments.len()).ok()?;
+        attachments.extend(self.attachments.iter().map(|len| whole.split_to(*len as usize)));
+        Some(Payload::new(body, attachments))
     }
 }
 
@@ -76,12 +78,15 @@ impl Payload {
         self.as_packed().map_or(Compression::None, Packed::by)
     }
 
-    /// All of it in one piece: a copy, if it is in several.
-    pub(crate) fn to_contiguous(&self) -> Bytes {
+    /// Returns all of it in one piece: a copy, if it is in several. `None`: there is no memory for the copy.
+    pub(crate) fn to_contiguous(&self) -> Option<Bytes> {
         if self.rest.is_none() {
-            return self.body.clone().into_bytes();
+            return Some(self.body.clone().into_bytes());
         }
-        let pieces: Vec<Bytes> = self.more().iter().chain(self.attachments()).cloned().collect();
-        flatten(&self.body, &pieces)
+        let mut whole = Vec::new();
+        whole.try_reserve_exact(self.len()).ok()?;
+        whole.extend_from_slice(&self.body);
+        self.more().iter().chain(self.attachments()).for_each(|piece| whole.extend_from_slice(piece));
+        Some(whole.into())
     }
 }

@@ -2,7 +2,7 @@
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use super::read::{Reader, WireError};
+use super::read::{Reader, WireError, list_of};
 use super::write::{TooLong, len16, put_name};
 
 /// One method, as the client sees it.
@@ -78,7 +78,7 @@ impl Bind {
         if r.remaining() != count * METHOD_LEN {
             return Err(WireError::new("bind.methods", "are not as many as announced"));
         }
-        let mut methods = Vec::with_capacity(count);
+        let mut methods = list_of(count, "bind.methods")?;
         for _ in 0..count {
             methods.push(BindMethod {
                 hash: r.u64("bind.method.hash")?,

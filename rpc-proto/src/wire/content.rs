@@ -3,7 +3,7 @@
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
-use super::read::{Reader, WireError};
+use super::read::{Reader, WireError, list_of};
 use super::write::{TooLong, len16, put_len32};
 use crate::compression::Compression;
 use crate::payload::{LONG_BODY, Packed, Payload};
@@ -295,8 +295,11 @@ impl Content {
         let count = usize::from(attachments);
         if compression != Compression::None {
             let mut lengths = Reader::new(r.bytes(count * 4, "content.attachments")?);
-            let lengths = (0..count).map(|_| lengths.u32("content.attachments"));
-            let packed = Packed::new(compression, body_len as u32, lengths.collect::<Result<_, _>>()?);
+            let mut attachments = list_of(count, "content.attachments")?;
+            for _ in 0..count {
+                attachments.push(lengths.u32("content.attachments")?);
+            }
+            let packed = Packed::new(compression, body_len as u32, attachments);
             return Ok(Self { metadata, payload: Payload::packed(r.rest(), packed) });
         }
         if count == 0 {
@@ -310,7 +313,7 @@ impl Content {
         }
         let mut lengths = Reader::new(r.bytes(count * 4, "content.attachments")?);
         let body = r.bytes(body_len, "content.body")?;
-        let mut attachments = Vec::with_capacity(count);
+        let mut attachments = list_of(count, "content.attachments")?;
         for _ in 0..count {
             let len = lengths.u32("content.attachments")? as usize;
             attachments.push(r.bytes(len, "content.attachment")?);

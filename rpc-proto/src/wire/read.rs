@@ -5,7 +5,7 @@ use std::fmt;
 use bytes::{Buf, Bytes};
 
 /// A frame that is not what the specification says. The connection it came on is closed: after one such frame
-/// nothing that follows can be trusted.
+/// nothing that follows can be trusted. Or one that this side [has no memory](Self::no_memory) to read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WireError {
     /// The part of the frame that is wrong, as the specification names it.
@@ -19,11 +19,27 @@ impl WireError {
     pub const fn new(what: &'static str, why: &'static str) -> Self {
         Self { what, why }
     }
+
+    /// Returns the error that this side has no memory for a field. The frame may be as it should be.
+    #[cold]
+    pub const fn no_memory(what: &'static str) -> Self {
+        Self { what, why: NO_MEMORY }
+    }
+
+    /// Whether this side has [no memory](Self::no_memory) for the field.
+    pub fn is_no_memory(&self) -> bool {
+        self.why == NO_MEMORY
+    }
 }
 
 impl fmt::Display for WireError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "malformed frame: {}: {}", self.what, self.why)
+        let Self { what, why } = self;
+        if self.is_no_memory() {
+            write!(f, "{what}: {why}")
+        } else {
+            write!(f, "malformed frame: {what}: {why}")
+        }
     }
 }
 
@@ -36,6 +52,19 @@ pub struct Reader {
 }
 
 const SHORT: &str = "the frame ends before it";
+
+const NO_MEMORY: &str = "this process has no memory for it";
+
+/// Returns an empty list with room for as many elements as a peer has sent.
+///
+/// # Errors
+///
+/// There is [no memory](WireError::no_memory) for the field, `what`.
+pub fn list_of<T>(count: usize, what: &'static str) -> Result<Vec<T>, WireError> {
+    let mut list = Vec::new();
+    list.try_reserve_exact(count).map_err(|_| WireError::no_memory(what))?;
+    Ok(list)
+}
 
 impl Reader {
     /// Reads `bytes` from the start.
@@ -74,10 +103,11 @@ impl Reader {
     /// A string of `len` bytes.
     pub fn string(&mut self, len: usize, what: &'static str) -> Result<String, WireError> {
         let bytes = self.bytes(len, what)?;
-        match std::str::from_utf8(&bytes) {
-            Ok(s) => Ok(s.to_owned()),
-            Err(_) => Err(WireError::new(what, "is not UTF-8")),
-        }
+        let text = std::str::from_utf8(&bytes).map_err(|_| WireError::new(what, "is not UTF-8"))?;
+        let mut copy = String::new();
+        copy.try_reserve_exact(text.len()).map_err(|_| WireError::no_memory(what))?;
+        copy.push_str(text);
+        Ok(copy)
     }
 
     /// How many bytes are left.

@@ -5,7 +5,7 @@ use std::vec;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 use super::content::{Content, reserved};
-use super::read::{Reader, WireError};
+use super::read::{Reader, WireError, list_of};
 use super::write::{TooLong, len16};
 use crate::compression::Compression;
 use crate::payload::{BY_REFERENCE, Decoder, Encoder, MemoryGrant, Payload};
@@ -251,8 +251,11 @@ impl Items {
     }
 
     #[cold]
-    fn attach(&mut self, count: usize) {
-        self.input.attach(self.attachments.by_ref().take(count).collect());
+    fn attach(&mut self, count: usize) -> Result<(), WireError> {
+        let mut attachments = list_of(count, "item.attachments")?;
+        attachments.extend(self.attachments.by_ref().take(count));
+        self.input.attach(attachments);
+        Ok(())
     }
 
     #[inline]
@@ -273,7 +276,7 @@ impl Items {
             return Err(WireError::new("item.attachments", "are more than the message has"));
         }
         if count > 0 {
-            self.attach(count);
+            self.attach(count)?;
         }
         if self.left == 0 && (all > before + len || self.attachments.len() > 0) {
             return Err(WireError::new("item", "has bytes after its end"));

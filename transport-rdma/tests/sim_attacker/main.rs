@@ -9,6 +9,7 @@ mod near;
 #[path = "../sessions/mod.rs"]
 mod sessions;
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -75,12 +76,30 @@ const ATTACKS: [(&str, Attack); 5] = [
     }),
 ];
 
-/// Has a crossing of this kind attacked, some time after the next.
-fn attack(t: &Setup, of: Crossing, skip: usize, attack: Attack) -> Arc<AtomicUsize> {
+/// Returns two connections between two hosts, and the ends of the first one's link.
+async fn two_connections(seed: u64) -> (Setup, Setup, HashSet<u32>) {
+    let t = setup(seed);
+    let ends = Arc::<Mutex<HashSet<u32>>>::default();
+    let heard = Arc::clone(&ends);
+    t.fabric.tap(move |_, to, _| {
+        heard.lock().unwrap().insert(to);
+    });
+    t.load(0..70).await;
+    assert_eq!(t.transport(), ("rdma", None));
+    let ends = std::mem::take(&mut *ends.lock().unwrap());
+    assert_eq!(ends.len(), 2);
+    let beside = t.beside();
+    beside.load(10_000..10_070).await;
+    assert_eq!(beside.caller.connection().await.unwrap().transport().name, "rdma");
+    (t, beside, ends)
+}
+
+/// Has a crossing of this kind to these ends attacked, some time after the next.
+fn attack(t: &Setup, ends: HashSet<u32>, of: Crossing, skip: usize, attack: Attack) -> Arc<AtomicUsize> {
     let seen = Arc::new(AtomicUsize::new(0));
     let (count, before) = (Arc::clone(&seen), Mutex::new(Vec::new()));
-    t.fabric.tap(move |crossing, _, bytes| {
-        if crossing != of {
+    t.fabric.tap(move |crossing, to, bytes| {
+        if crossing != of || !ends.contains(&to) {
             return;
         }
         let mut before = before.lock().unwrap();
@@ -97,21 +116,25 @@ fn attack(t: &Setup, of: Crossing, skip: usize, attack: Attack) -> Arc<AtomicUsi
 async fn changed_bytes_cost_the_link_and_no_call() {
     for (seed, (name, change)) in (0..).zip(ATTACKS) {
         for (crossing, skip) in BOTH.into_iter().flat_map(|crossing| [(crossing, 0), (crossing, 5)]) {
-            let t = setup(4 * seed + 2 + seed % 2);
-            t.load(0..70).await;
-            assert_eq!(t.transport(), ("rdma", None));
-            let seen = attack(&t, crossing, skip, change);
+            let (t, beside, ends) = two_connections(4 * seed + 2 + seed % 2).await;
+            let other = beside.caller.connection().await.unwrap();
+            let received = other.traffic().upgraded.bytes_received;
+            let seen = attack(&t, ends, crossing, skip, change);
             let mut next = 100;
             while seen.load(Ordering::Relaxed) < skip + 2 {
-                t.load(next..next + 70).await;
+                tokio::join!(t.load(next..next + 70), beside.load(20_000 + next..20_070 + next));
                 next += 70;
             }
-            t.load(next..next + 20).await;
+            tokio::join!(t.load(next..next + 20), beside.load(20_000 + next..20_020 + next));
             let (transport, why) = t.transport();
             let why = why.unwrap_or_default();
             assert_eq!(transport, "memory", "{crossing:?}: {name}");
             // The side that finds it out says so; the peer repeats it.
             assert!(why.contains("what the peer has sealed"), "{crossing:?}: {name}: {why}");
+            // The other connection goes on by its link.
+            assert_eq!(other.transport().name, "rdma", "{crossing:?}: {name}");
+            assert!(other.traffic().upgraded.bytes_received > received + 500_000, "{crossing:?}: {name}");
+            assert_eq!(t.host.connections().len(), 2, "{crossing:?}: {name}: a connection was lost");
         }
     }
 }

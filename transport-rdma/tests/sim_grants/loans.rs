@@ -163,6 +163,20 @@ async fn lent_memory_is_read_while_its_lender_does_nothing() {
 }
 
 #[tokio::test]
+async fn a_read_by_the_device_counts_until_it_is_dropped() {
+    let mut lender = Lender::new(None).await;
+    let (_call, _loan, (lent, _answer)) = lender.lend_directly().await;
+    let host = lender.t.host.clone();
+    let held = || host.memory().peers().iter().map(|peer| peer.arguments).sum::<usize>();
+    let (before, of_call) = (lender.t.reads.load(Ordering::Relaxed), held());
+    let read = lent.read(..).await.unwrap();
+    assert!(lender.t.reads.load(Ordering::Relaxed) > before, "it is read by messages");
+    assert!((LEN..LEN + LEN / 8).contains(&(held() - of_call)), "{} besides {of_call}", held());
+    drop(read);
+    assert_eq!(held(), of_call);
+}
+
+#[tokio::test]
 async fn memory_comes_back_after_the_answer_and_is_read_no_more() {
     let mut lender = Lender::new(None).await;
     let links = lender.t.fabric.queue_pairs();

@@ -288,11 +288,22 @@ async fn threads_do_not_grow_with_silent_connections() {
     let (server, address, _) = server(LIMIT);
     let threads = || std::fs::read_dir(format!("/proc/{}/task", server.id())).unwrap().count();
     let mut attackers = vec![answered(address).await];
+    let mut mute = vec![greeted(address).await];
     let before = threads();
     for _ in 0..300 {
         attackers.push(answered(address).await);
+        mute.push(greeted(address).await);
     }
     assert!(threads() <= before, "{} threads, {before} before", threads());
+}
+
+/// Connects and says nothing, and waits until the server has greeted.
+async fn greeted(server: SocketAddr) -> tokio::net::TcpStream {
+    let mut socket = attackers::connected(server, 3).await.unwrap();
+    let mut preface = [0; PREFACE.len()];
+    let greeting = tokio::time::timeout(PATIENCE, socket.read_exact(&mut preface));
+    greeting.await.expect("the server does not greet").unwrap();
+    socket
 }
 
 /// Connects, and waits until the server has answered.

@@ -5,9 +5,12 @@
 #[path = "../../../tests/authority/mod.rs"]
 mod authority;
 mod endless;
+#[path = "../../../tests/log/mod.rs"]
+mod log;
 mod middle;
 mod openssl;
 mod reloading;
+mod resuming;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -41,12 +41,39 @@ fn has(file: &File, test: &str) -> bool {
     let Some(name) = modules.pop() else { return false };
     let path = file.path.strip_suffix(".rs").unwrap_or_default();
     let is_there = |module: &&str| path.split('/').any(|part| part == *module);
-    // Macros make a test of a line that begins with its name.
-    let begins = |line: &str| {
-        let line = line.trim_start().trim_start_matches("async ").trim_start_matches("fn ");
-        line.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with(['(', ':']))
-    };
-    !modules.is_empty() && modules.iter().all(is_there) && file.text.lines().any(begins)
+    !modules.is_empty() && modules.iter().all(is_there) && has_test(&file.text, name)
+}
+
+/// Whether a text has a test of this name, or one of its macros makes it. Tests that do not run are another rule's.
+fn has_test(text: &str, name: &str) -> bool {
+    let mut attributes = Vec::new();
+    let (mut is_in_attribute, mut has_macro) = (false, false);
+    for line in text.lines().map(str::trim) {
+        if is_in_attribute || line.starts_with("#[") {
+            attributes.push(line);
+            is_in_attribute = !line.ends_with(']');
+            continue;
+        }
+        if line.starts_with("//") {
+            continue;
+        }
+        let is_test = attributes.drain(..).any(|attribute: &str| {
+            attribute.starts_with("#[test]") || attribute.starts_with("#[tokio::test")
+        });
+        let function = line.trim_start_matches("async ").strip_prefix("fn ");
+        if is_test && let Some(function) = function {
+            if function.split_once('(').is_some_and(|(function, _)| function == name) {
+                return true;
+            }
+            has_macro |= function.starts_with('$');
+        }
+        // A macro makes a test of a line that begins with its name.
+        let rest = line.strip_prefix(name).filter(|_| has_macro);
+        if rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(':')) {
+            return true;
+        }
+    }
+    false
 }
 
 #[cfg(test)]
@@ -58,15 +85,40 @@ mod tests {
             "| threat | answer | test |\n|---|---|---|\n{rows}\n\n| a | b |\n|---|---|\n| c | `d` |\n"
         );
         let file = |path: &str, text: &str| File { path: path.into(), text: text.into() };
-        let tests = "#[test]\nasync fn it_holds() {}\n    by_macro\n    vm_by_macro: a::by_macro\n";
-        check(&[file(PAGE, &page), file("core/tests/locks.rs", tests)])
+        let tests = r#"
+#[test]
+fn it_holds() {}
+
+/// Words.
+#[expect(
+    clippy::unwrap_used,
+    reason = "a test"
+)]
+#[tokio::test(start_paused = true)]
+// Words.
+async fn it_waits() {}
+
+fn it_helps() {}
+
+#[test]
+fn it_uses_helpers() {
+    it_helps();
+}
+"#;
+        let of_macro = "macro_rules! tests {\n    #[test]\n    fn $name() {}\n}\n\n    by_macro\n    vm_by_macro: a::by_macro\n";
+        let no_macro = "let list = [\n    by_macro\n];\n";
+        check(&[
+            file(PAGE, &page),
+            file("core/tests/locks.rs", tests),
+            file("core/tests/made.rs", of_macro),
+            file("core/tests/keys.rs", no_macro),
+        ])
     }
 
     #[test]
     fn tests_that_are_there_may_be_named() {
-        assert!(
-            found("| a | b | `locks::it_holds`, `locks::tests::by_macro`; `locks::vm_by_macro` |").is_empty()
-        );
+        assert!(found("| a | b | `locks::it_holds`, `locks::tests::it_waits` |").is_empty());
+        assert!(found("| a | b | `made::tests::by_macro`; `made::vm_by_macro` |").is_empty());
         assert!(found("| a | *open*: b | |").is_empty());
     }
 
@@ -80,6 +132,8 @@ mod tests {
             "| a | b | `locks::it` |",
             "| a | b | `keys::it_holds` |",
             "| a | *open*: b | `locks::it_held` |",
+            "| a | b | `locks::it_helps` |",
+            "| a | b | `keys::by_macro` |",
         ] {
             assert_eq!(found(row).len(), 1, "{row}");
         }

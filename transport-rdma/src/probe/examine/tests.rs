@@ -11,6 +11,7 @@ macro_rules! host {
 
 mod addresses;
 mod counters;
+mod firewall;
 
 const CONNECTX: &str = host!("mellanox-connectx5-roce");
 
@@ -147,42 +148,6 @@ rxe.driver
 == /sys/class/net/eth0/operstate
 up
 ";
-
-#[test]
-fn software_is_named_and_its_firewall_looked_at() {
-    let soft = |answers: &str| codes(&examined(&format!("{SOFT}{answers}"), &RdmaConfig::default()));
-    assert_eq!(soft(""), [(Note, "software-device")]);
-    let nft = |rules: &str| {
-        format!(
-            "== $ nft -s list ruleset\ntable inet f {{\n chain in {{\n  type filter hook input priority 0; policy accept;\n{rules} }}\n}}\n"
-        )
-    };
-    assert_eq!(
-        soft(&nft("  udp dport 4791 drop\n")),
-        [(Fault, "firewall-drops-roce"), (Note, "software-device")]
-    );
-    assert_eq!(soft(&nft("  counter udp dport 479 drop\n")), [(Note, "software-device")]);
-    assert_eq!(soft(&nft("  udp dport != 4791 drop\n")), [(Note, "software-device")]);
-    let some = nft("  ip saddr 10.0.0.0/8 udp dport 4791 accept\n  udp dport 4791 drop\n");
-    assert_eq!(soft(&some), [(Warning, "firewall-may-drop-roce"), (Note, "software-device")]);
-    let last = nft("  tcp dport 22 accept\n  reject with icmpx admin-prohibited\n");
-    let report = examined(&format!("{SOFT}{last}"), &RdmaConfig::default());
-    assert_eq!(report.findings[0].fix, "nft insert rule inet f in udp dport 4791 accept");
-    let closed =
-        "== $ iptables-save\n*filter\n:INPUT DROP [0:0]\n-A INPUT -p tcp --dport 22 -j ACCEPT\nCOMMIT\n";
-    assert_eq!(soft(closed), [(Warning, "firewall-may-drop-roce"), (Note, "software-device")]);
-    let others = closed
-        .replace("DROP [", "ACCEPT [")
-        .replace("COMMIT", "-A INPUT -p udp ! --dport 4791 -j DROP\nCOMMIT");
-    assert_eq!(soft(&others), [(Note, "software-device")]);
-    let open = closed.replace("COMMIT", "-A INPUT -p udp --dport 4791 -j ACCEPT\nCOMMIT");
-    assert_eq!(soft(&open), [(Note, "software-device")]);
-    let down =
-        "== /sys/class/infiniband/rxe0/ports/1/state\n1: DOWN\n== /sys/class/net/eth0/operstate\ndown\n";
-    let report = examined(&format!("{SOFT}{down}"), &RdmaConfig::default());
-    assert_eq!(codes(&report), [(Fault, "port-down")]);
-    assert_eq!(report.findings[0].fix, "ip link set eth0 up");
-}
 
 #[rustfmt::skip]
 const CASES: &[Case] = &[

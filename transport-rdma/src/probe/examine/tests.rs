@@ -171,6 +171,10 @@ const CASES: &[Case] = &[
     case("roce-v1", Warning, "== /sys/class/infiniband/mlx5_0/ports/1/gid_attrs/types/1 !22\n== /sys/class/infiniband/mlx5_0/ports/1/gid_attrs/types/3 !22",
         "roce_mode=2"),
     case("no-partition", Fault, "== /sys/class/infiniband/mlx5_0/ports/1/pkeys/0\n0x0000", "rdma.pkey_index"),
+    case("mtu-mismatch", Warning,
+        "== $ ibv_devinfo -d mlx5_0 -i 1\nhca_id:\tmlx5_0\n\ttransport:\t\t\tInfiniBand (0)\n\t\tport:\t1\n\t\t\tstate:\t\t\tPORT_ACTIVE (4)\n\
+         \t\t\tmax_mtu:\t\t4096 (5)\n\t\t\tactive_mtu:\t\t1024 (3)\n\t\t\tlink_layer:\t\tEthernet\n",
+        "ip link set ens1f0np0 mtu 9000"),
     case("tiny-packets", Warning, "== /sys/class/net/ens1f0np0/mtu\n1100", "mtu 9000"),
     case("memlock-low", Warning,
         "== /proc/self/status\nCapEff:\t0000000000000000\nCpus_allowed_list:\t0-15\n== /proc/self/limits\nMax locked memory         8388608              8388608              bytes\n",

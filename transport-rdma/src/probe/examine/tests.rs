@@ -12,6 +12,7 @@ macro_rules! host {
 mod addresses;
 mod counters;
 mod firewall;
+mod limits;
 
 const CONNECTX: &str = host!("mellanox-connectx5-roce");
 

@@ -131,7 +131,7 @@ fn run(line: &[String], directory: &Path) -> bool {
 
 #[test]
 fn no_command_line_panics_when_it_runs() {
-    let lines = if std::env::var_os("FARCALL_LONG").is_some() { 10_000 } else { 400 };
+    let lines = if std::env::var_os("FARCALL_LONG").is_some() { 10_000 } else { 300 };
     let directory = directory();
     let options = COMMANDS.map(options);
     assert!(options[0].iter().any(|option| option == "--recorded="), "{:?}", options[0]);

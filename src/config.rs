@@ -9,8 +9,10 @@ mod toml;
 use std::fmt;
 
 use farcall_core::config::{Admission, Balance, Calls, Limits, Liveness, MethodPolicy, Policy, Retry};
+use farcall_core::explain::Explanation;
 #[cfg(feature = "tcp")]
 use farcall_core::settings::Settings;
+use farcall_core::status::Blame;
 use serde::{Deserialize, Serialize};
 
 pub use self::server::ServerConfig;
@@ -153,6 +155,48 @@ pub enum ConfigErrorKind {
     Environment,
     /// Certificates, keys and names: the section `[tls]` and its files.
     Tls,
+}
+
+impl ConfigErrorKind {
+    /// All kinds.
+    const ALL: [Self; 5] = [Self::Address, Self::Syntax, Self::Setting, Self::Environment, Self::Tls];
+
+    fn explanation(self) -> Explanation {
+        let (name, cause, remedy) = match self {
+            Self::Address => (
+                "Address",
+                "The text of an address can't be used: its scheme, a host or a port is wrong.",
+                "Write it as the message shows: `farcall://HOST:PORT`, `tcp://HOST:PORT`, `rdma://HOST:PORT` or `unix:PATH`.",
+            ),
+            Self::Syntax => (
+                "Syntax",
+                "The text of a configuration is no TOML, or has a key or a type of value that does not exist.",
+                "Change the line that the message names.",
+            ),
+            Self::Setting => (
+                "Setting",
+                "A setting is out of range, contradicts another, or needs a feature that this build lacks.",
+                "Change the setting that the message names. The message says which values it may have.",
+            ),
+            Self::Environment => (
+                "Environment",
+                "The environment variable `FARCALL_TRANSPORT` names no transport.",
+                "Set it to `auto`, `tcp` or `rdma`, or unset it.",
+            ),
+            Self::Tls => (
+                "Tls",
+                "A certificate, key or name of the section `[tls]` can't be used: a file can't be read, is no PEM, or does not go with the \
+                 others.",
+                "Mend the setting or the file that the message names, and let this user read it.",
+            ),
+        };
+        Explanation::new("configuration error", name, cause, remedy).blaming(Blame::Environment)
+    }
+}
+
+/// Returns the explanations of all kinds of [`ConfigError`].
+pub(crate) fn explanations() -> impl Iterator<Item = Explanation> {
+    ConfigErrorKind::ALL.into_iter().map(ConfigErrorKind::explanation)
 }
 
 impl ConfigError {

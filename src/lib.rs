@@ -266,6 +266,7 @@ mod buf;
 mod channel;
 pub mod codec;
 mod config;
+pub mod explain;
 pub mod health;
 #[cfg(feature = "metrics")]
 pub mod metrics;
@@ -325,20 +326,6 @@ pub mod dynamic {
     pub use farcall_core::dynamic::{
         Answer, Answers, Client, Failed, Kind, Method, Payload, ServiceInfo, Whole,
     };
-}
-
-/// The codes that farcall reports, with cause, blame and remedy.
-pub mod explain {
-    pub use farcall_core::explain::Explanation;
-
-    /// Returns all codes of this build: statuses of calls, reasons against RDMA, ends of connections, and with the feature `rdma`
-    /// findings about machines, statuses of completions, errors of verbs and events of devices.
-    pub fn explanations() -> Vec<Explanation> {
-        let all = farcall_core::explain::explanations();
-        #[cfg(feature = "rdma")]
-        let all = [all, farcall_rdma::explanations()].concat();
-        all
-    }
 }
 
 /// How TCP waits.

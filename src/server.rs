@@ -17,6 +17,7 @@ use tokio::sync::watch;
 
 pub use self::builder::ServerBuilder;
 pub use self::error::BindError;
+pub(crate) use self::error::explanations;
 pub use self::handle::{Handle, ServerStats};
 use self::listen::accept_all;
 pub use self::stop::StopSignals;

@@ -17,6 +17,7 @@ Examples:
   farcall explain unavailable      a status of a call
   farcall explain no-device        a reason against RDMA, and a finding of `farcall doctor`
   farcall explain path-mtu         a finding of `farcall doctor HOST`
+  farcall explain out_of_sequence  a counter that `farcall doctor` names
   farcall explain ENOMEM           an error of verbs, which means something else for each verb
   farcall explain 12               all codes with this number
 
@@ -54,7 +55,17 @@ fn is(explanation: &Explanation, code: &str) -> bool {
     let (name, code) = (plain(&explanation.name), plain(code));
     let first = name.split(' ').next().unwrap_or_default();
     let code = code.strip_prefix("ibv_wc_").unwrap_or(&code);
-    name == code || first == code || explanation.number.is_some_and(|number| number.to_string() == code)
+    name == code
+        || first == code
+        || is_of_priority(&explanation.name, code)
+        || explanation.number.is_some_and(|number| number.to_string() == code)
+}
+
+/// Whether a code is a name in which `[0-7]` stands for the number of a priority, as in `rx_prio[0-7]_pause`.
+fn is_of_priority(name: &str, code: &str) -> bool {
+    let number =
+        name.split_once("[0-7]").and_then(|(before, after)| code.strip_prefix(before)?.strip_suffix(after));
+    number.is_some_and(|number| matches!(number.as_bytes(), [b'0'..=b'7']))
 }
 
 fn is_similar(name: &str, code: &str) -> bool {

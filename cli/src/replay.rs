@@ -5,13 +5,14 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clap::Args;
 use farcall::Channel;
 use farcall::admin::{Captured, Message, Outcome};
 use farcall::dynamic::{Client, Failed, Payload};
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 
 use crate::describe::Told;
 use crate::output::{self, BAD, BOLD, FAINT, Failure, GOOD};
@@ -127,7 +128,7 @@ async fn replay(
     for (index, recorded) in calls.into_iter().enumerate() {
         let Some(client) = clients.get(&recorded.path).cloned() else { continue };
         let due = due(arguments.rate, arguments.speed, index, &recorded, first);
-        tokio::time::sleep_until((begin + due).into()).await;
+        tokio::time::sleep_until(begin + due).await;
         // Nobody closes it.
         let Ok(place) = Arc::clone(&places).acquire_owned().await else { break };
         tasks.push(tokio::spawn(async move {
@@ -228,6 +229,13 @@ impl Sum {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
+    use clap::Parser;
+    use farcall::Status;
+    use farcall::dynamic::{Method, ServiceInfo};
+    use farcall::middleware::{Next, Request, Response};
+
     use super::*;
     use crate::call::protobuf::Messages;
     use crate::mutations;
@@ -249,6 +257,73 @@ mod tests {
             serde_json::json!({ "Status": ["NOT_FOUND", "nothing"] }),
         ];
         outcomes.into_iter().zip(1..).map(|(outcome, number)| call(number, outcome) + "\n").collect()
+    }
+
+    /// A server that gets no call.
+    #[farcall::service(package = "test.v1")]
+    trait Unasked {
+        async fn note(&self) -> farcall::Result<()>;
+    }
+
+    struct Nobody;
+
+    impl Unasked for Nobody {
+        async fn note(&self) -> farcall::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// Replays so many calls, recorded one a second, with these arguments. Returns when each began, from the beginning.
+    async fn begun(calls: u64, more: &[&str]) -> Vec<Duration> {
+        let noted = Arc::new(Mutex::new(Vec::new()));
+        let notes = Arc::clone(&noted);
+        let note = move |_: Request, _: Next| {
+            notes.lock().unwrap().push(Instant::now());
+            std::future::ready(Err::<Response, _>(Status::unavailable("noted")))
+        };
+        let channel = farcall::in_process(UnaskedServer::new(Nobody)).intercept(note);
+        let methods = vec![Method::unary("note", "note()")];
+        let info = ServiceInfo { name: "test.v1.Unasked".into(), codec: "postcard".into(), methods };
+        let clients = HashMap::from([("test.v1.Unasked/note".to_owned(), Client::new(&channel, info))]);
+        let recorded = |second: u64| {
+            let mut call = parse(recording().as_bytes()).unwrap().remove(0);
+            call.at_us = second * 1_000_000;
+            call.path = "test.v1.Unasked/note".to_owned();
+            call
+        };
+        let line = [&["farcall", "replay", "host", "file"], more].concat();
+        let Ok(crate::Command::Replay(arguments)) =
+            crate::Arguments::try_parse_from(line).map(|all| all.command)
+        else {
+            panic!("{more:?}")
+        };
+        let begin = Instant::now();
+        let compared = replay(&arguments, (0..calls).map(recorded).collect(), &clients).await;
+        assert_eq!(compared.len() as u64, calls);
+        let noted = noted.lock().unwrap();
+        noted.iter().map(|at| *at - begin).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn calls_begin_at_the_rate_that_is_asked_for() {
+        // The runtime's clock counts in milliseconds.
+        const TICK: Duration = Duration::from_millis(1);
+        for (calls, more, interval) in [
+            (2000, &["--rate", "5000"][..], Duration::from_micros(200)),
+            (20, &["--rate", "2"], Duration::from_millis(500)),
+            (20, &["--speed", "10"], Duration::from_millis(100)),
+            (20, &[], Duration::from_secs(1)),
+        ] {
+            let begun = begun(calls, more).await;
+            assert_eq!(begun.len() as u64, calls, "{more:?}");
+            for (at, number) in begun.into_iter().zip(0..) {
+                let due = interval * number;
+                assert!(
+                    (due..=due + TICK).contains(&at),
+                    "{more:?}: call {number} at {at:?}, due at {due:?}"
+                );
+            }
+        }
     }
 
     #[test]

@@ -279,6 +279,11 @@ fn codes_are_explained() {
         ("enomem", "ENOMEM of ibv_reg_mr"),
         ("12", "UNIMPLEMENTED"),
         ("port-lost", "device event"),
+        ("out_of_sequence", "arrived out of order"),
+        ("np_cnp_sent", "notices of congestion (CNP) that this device sent"),
+        ("rx_discards_phy", "for lack of buffers"),
+        ("rnr_nak_retry_err", "no receive posted (RNR NAK)"),
+        ("rx_prio3_pause", "pause frames (PFC) for this priority that came"),
     ] {
         let output = farcall(&["explain", code]);
         assert!(output.status.success() && printed(&output).contains(says), "{code}: {}", printed(&output));

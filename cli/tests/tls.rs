@@ -56,6 +56,41 @@ fn both_sides_take_certificates_as_arguments() {
 }
 
 #[test]
+fn calls_are_made_through_encrypted_connections_alone() {
+    let authority = Authority::new("Operators");
+    let server = authority.issue("db1", |params| {
+        params.subject_alt_names = vec![SanType::DnsName("db1.example.org".try_into().unwrap())];
+    });
+    let client = authority.issue("operator", |_| {});
+    let server = Server::start(&arguments(&server));
+    let call = |more: &[&str]| {
+        let method = ["call", &server.address, "Perf/echo", "{\"data\": \"aGVsbG8=\"}"];
+        farcall(&[&method[..], more].concat())
+    };
+    let known = [&arguments(&client)[..], &["--server-name", "db1.example.org"]].concat();
+    let plain = Server::start(&[]);
+    let expected = farcall(&["call", &plain.address, "Perf/echo", "{\"data\": \"aGVsbG8=\"}"]);
+    assert_eq!(expected.status.code(), Some(0), "{}", complaint(&expected));
+    for by in ["auto", "tcp"] {
+        let answered = call(&[&known[..], &["--transport", by]].concat());
+        assert_eq!(answered.status.code(), Some(0), "{by}: {}", complaint(&answered));
+        assert_eq!(printed(&answered), printed(&expected), "{by}");
+    }
+
+    // Another name than the certificate's, no certificate of one's own, and no encryption at all.
+    let trusted = authority.trusted();
+    let stranger = [&arguments(&trusted)[..], &["--server-name", "db1.example.org"]].concat();
+    for (more, says) in
+        [(&arguments(&client)[..], "db1.example.org"), (&stranger[..], "tls.cert"), (&[], "TLS")]
+    {
+        let refused = call(more);
+        assert_eq!(refused.status.code(), Some(1), "{}", printed(&refused));
+        assert!(complaint(&refused).contains(says), "{says}: {}", complaint(&refused));
+        assert_eq!(printed(&refused), "");
+    }
+}
+
+#[test]
 fn wrong_files_are_named() {
     let authority = Authority::new("Operators");
     let files = authority.issue("operator", |_| {});

@@ -3,6 +3,7 @@
 use farcall_proto::status::{Blame, Code};
 use farcall_proto::wire::CloseCode;
 
+use crate::stream::EndReason;
 use crate::transport::Reason;
 
 /// The meaning of one code.
@@ -43,7 +44,14 @@ impl Explanation {
     }
 }
 
-/// Returns the statuses of calls, the reasons why a session does not use RDMA, and the ends of connections.
+/// Returns words as a sentence, with a capital letter and a full stop.
+pub fn sentence(words: &str) -> String {
+    let mut letters = words.chars();
+    let first = letters.next().map(|first| first.to_uppercase().to_string()).unwrap_or_default();
+    format!("{first}{}.", letters.as_str().trim_end_matches('.'))
+}
+
+/// Returns the statuses of calls, the reasons why a session does not use RDMA, and the ends of connections and streams.
 pub fn explanations() -> Vec<Explanation> {
     let statuses = (1..=16).map(|number| status(Code::from_wire(number)).numbered(number.into()));
     let reasons = (1..=u8::MAX).filter_map(|number| Some((number, Reason::from_wire(number)?)));
@@ -59,7 +67,14 @@ pub fn explanations() -> Vec<Explanation> {
         CloseCode::Internal,
     ];
     let closes = closes.into_iter().map(|code| close(code).numbered(code as u32));
-    statuses.chain(reasons).chain(closes).collect()
+    let streams = [
+        EndReason::Completed,
+        EndReason::Cancelled,
+        EndReason::Deadline,
+        EndReason::ConnectionLost,
+        EndReason::Status,
+    ];
+    statuses.chain(reasons).chain(closes).chain(streams.map(stream_end)).collect()
 }
 
 fn status(code: Code) -> Explanation {
@@ -217,6 +232,40 @@ fn close(code: CloseCode) -> Explanation {
     Explanation { blame, ..Explanation::new("close", name, cause, remedy) }
 }
 
+fn stream_end(reason: EndReason) -> Explanation {
+    use Blame::{Application, Caller, Environment};
+    let (name, blame, cause, remedy) = match reason {
+        EndReason::Completed => {
+            ("Completed", None, "The sender has sent the whole stream.", "Nothing: nothing is wrong.")
+        }
+        EndReason::Cancelled => (
+            "Cancelled",
+            Some(Caller),
+            "The sender or the receiver gave the stream up: it dropped its end, or the call.",
+            "Nothing, if that was meant. Otherwise see why that end was dropped.",
+        ),
+        EndReason::Deadline => (
+            "Deadline",
+            Some(Caller),
+            "The deadline of the stream's call passed before its last item.",
+            "See which end was slow. Give long streams more time, or no deadline.",
+        ),
+        EndReason::ConnectionLost => (
+            "ConnectionLost",
+            Some(Environment),
+            "The connection was lost before the stream's end.",
+            "Begin the stream again. See whether the peer runs, and the network between both.",
+        ),
+        EndReason::Status => (
+            "Status",
+            Some(Application),
+            "The sender failed: the last item was its error.",
+            "Read that error, and its status by `farcall explain STATUS`.",
+        ),
+    };
+    Explanation { blame, ..Explanation::new("stream end", name, cause, remedy) }
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
@@ -226,7 +275,7 @@ mod tests {
     #[test]
     fn every_code_is_explained_once() {
         let all = explanations();
-        for (group, count) in [("status", 16), ("reason", 19), ("close", 7)] {
+        for (group, count) in [("status", 16), ("reason", 19), ("close", 7), ("stream end", 5)] {
             assert_eq!(all.iter().filter(|explanation| explanation.group == group).count(), count, "{group}");
         }
         let names: HashSet<_> =

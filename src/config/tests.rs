@@ -50,6 +50,23 @@ fn the_section_of_a_transport_that_the_build_lacks_is_ignored() {
 }
 
 #[test]
+fn every_kind_of_error_is_explained() {
+    // A kind that is added to the enumeration has to be added here, too.
+    let name = |kind: ConfigErrorKind| match kind {
+        ConfigErrorKind::Address => "Address",
+        ConfigErrorKind::Syntax => "Syntax",
+        ConfigErrorKind::Setting => "Setting",
+        ConfigErrorKind::Environment => "Environment",
+        ConfigErrorKind::Tls => "Tls",
+    };
+    let explained: Vec<_> = explanations().map(|explanation| explanation.name).collect();
+    use ConfigErrorKind::{Address, Environment, Setting, Syntax, Tls};
+    assert_eq!(explained, [Address, Syntax, Setting, Environment, Tls].map(name));
+    let all = crate::explain::explanations();
+    assert_eq!(all.iter().filter(|known| known.group == "configuration error").count(), explained.len());
+}
+
+#[test]
 fn unknown_keys_are_errors() {
     for text in ["transprot = \"tcp\"", "[limits]\nmax_mesage = 1", "[nonsense]\nx = 1"] {
         let error = Config::from_toml(text).unwrap_err().to_string();

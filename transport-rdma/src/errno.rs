@@ -22,14 +22,6 @@ impl From<Blame> for farcall_core::status::Blame {
         }
     }
 }
-
-/// Returns the words with a capital letter and a full stop.
-pub(crate) fn sentence(words: &str) -> String {
-    let mut letters = words.chars();
-    let first = letters.next().map(|first| first.to_uppercase().to_string()).unwrap_or_default();
-    format!("{first}{}.", letters.as_str().trim_end_matches('.'))
-}
-
 #[derive(Debug)]
 pub(crate) struct Meaning {
     /// The verb's beginning; empty: any.

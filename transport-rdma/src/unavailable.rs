@@ -227,7 +227,7 @@ impl Memlock {
         format!(
             "raise the limit to {need} KiB, enough for all of `rdma.memory` and `rdma.bulk_memory`: `ulimit -l {need}` up to the \
              hard limit, which is {}; above it a `memlock` line in /etc/security/limits.conf, LimitMEMLOCK=infinity in a \
-             systemd unit, or `docker run --ulimit memlock=-1`",
+             systemd unit, or `docker run --cap-add=IPC_LOCK --ulimit memlock=-1`",
             Limit(self.hard)
         )
     }

@@ -1,13 +1,23 @@
 //! Results as CSV (RFC 4180), a line for each measurement.
 
-use super::Results;
+use std::collections::BTreeMap;
 
-/// The columns, each with its value. Times are in microseconds.
+use super::Results;
+use super::environment::Environment;
+
+/// The columns, each with its value. Times are in microseconds. The last ones say what each side runs on, alike in all lines.
 pub(super) fn render(results: &Results) -> String {
     let mut text = String::from(
         "transport,pattern,size,in_flight,connections,rate,seconds,calls,errors,not_begun,calls_per_second,megabytes_per_second,mean,p50,p90,p99,\
-         p999,max,client_cpu,server_cpu,client,server,version,client_threads,server_threads,date\r\n",
+         p999,max,client_cpu,server_cpu,client,server,version,client_threads,server_threads,date",
     );
+    let sides = [("client", &results.client), ("server", &results.server)];
+    let facts: Vec<_> = sides.iter().flat_map(|(side, environment)| facts(side, environment)).collect();
+    for (name, _) in &facts {
+        text.push(',');
+        text.push_str(name);
+    }
+    text.push_str("\r\n");
     for outcome in &results.outcomes {
         let (case, latency) = (&outcome.case, &outcome.latency);
         let optional = |value: Option<f64>| value.map_or_else(String::new, |value| value.to_string());
@@ -40,9 +50,47 @@ pub(super) fn render(results: &Results) -> String {
             results.date.clone(),
         ];
         text.push_str(&fields.join(","));
+        for (_, fact) in &facts {
+            text.push(',');
+            text.push_str(fact);
+        }
         text.push_str("\r\n");
     }
     text
+}
+
+/// Returns the columns about the environment of a side that have no place before, each with its value.
+fn facts(side: &str, environment: &Environment) -> [(String, String); 9] {
+    // All fields by name, so that a new one is not forgotten.
+    let Environment {
+        host: _,
+        kernel,
+        processor,
+        cpus,
+        version,
+        devices,
+        threads: _,
+        governor,
+        mtu,
+        configuration,
+        command,
+    } = environment;
+    [
+        ("kernel", quoted(kernel)),
+        ("processor", quoted(processor)),
+        ("cpus", cpus.to_string()),
+        ("version", quoted(version)),
+        ("devices", quoted(&devices.join("; "))),
+        ("governor", quoted(governor)),
+        ("mtu", quoted(&pairs(mtu))),
+        ("configuration", quoted(&pairs(configuration))),
+        ("command", quoted(command)),
+    ]
+    .map(|(name, value)| (format!("{side}_{name}"), value))
+}
+
+fn pairs(map: &BTreeMap<String, impl std::fmt::Display>) -> String {
+    map.iter().map(|(name, value)| format!("{name} = {value}")).collect::<Vec<_>>().join("; ")
 }
 
 fn quoted(text: &str) -> String {

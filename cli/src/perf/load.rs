@@ -1,6 +1,5 @@
 //! Makes the calls of a case, and takes their times.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -33,19 +32,45 @@ fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("the bounds are valid")
 }
 
-/// The number of calls so far, for the progress bar.
+/// The results of all workers, which can be looked at while they work.
 #[derive(Debug, Default)]
-pub(crate) struct Progress {
-    pub(crate) calls: AtomicU64,
+pub(crate) struct Progress(std::sync::Mutex<Times>);
+
+impl Progress {
+    /// Returns the results so far.
+    pub(super) fn so_far(&self) -> SoFar {
+        let times = self.times();
+        let at = |percent: f64| micros(times.histogram.value_at_percentile(percent));
+        SoFar { calls: times.histogram.len(), p50: at(50.0), p99: at(99.0) }
+    }
+
+    fn times(&self) -> MutexGuard<'_, Times> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Results before the end. Latencies are in microseconds.
+#[derive(Debug)]
+pub(super) struct SoFar {
+    pub(super) calls: u64,
+    pub(super) p50: f64,
+    pub(super) p99: f64,
 }
 
 /// The results of all workers.
+#[derive(Debug)]
 struct Times {
     histogram: Histogram<u64>,
     /// Calls that ended between the end of the warm-up and the end.
     completed: u64,
     errors: u64,
     error: Option<String>,
+}
+
+impl Default for Times {
+    fn default() -> Self {
+        Self { histogram: histogram(), completed: 0, errors: 0, error: None }
+    }
 }
 
 /// The times at which calls are due, for whichever worker is free.
@@ -114,7 +139,6 @@ async fn dispense(begin: Instant, end: Instant, interval: Duration, due: Sender<
 /// A case while it runs.
 pub(super) struct Run {
     schedule: Schedule,
-    times: std::sync::Mutex<Times>,
     progress: Arc<Progress>,
     time: Length,
 }
@@ -122,9 +146,8 @@ pub(super) struct Run {
 impl Run {
     /// Begins now.
     pub(super) fn begin(time: Length, rate: Option<u32>, progress: &Arc<Progress>) -> Arc<Self> {
-        let times = Times { histogram: histogram(), completed: 0, errors: 0, error: None };
         let (schedule, progress) = (Schedule::begin(time, rate), Arc::clone(progress));
-        Arc::new(Self { schedule, times: std::sync::Mutex::new(times), progress, time })
+        Arc::new(Self { schedule, progress, time })
     }
 
     /// Returns the time when no further call begins.
@@ -134,19 +157,18 @@ impl Run {
 
     /// Counts calls, of which each was due at a time, and answered at another.
     pub(super) fn answered(&self, calls: impl IntoIterator<Item = (Instant, Instant)>) {
-        let mut times = self.times();
+        let mut times = self.progress.times();
         for (due, at) in calls {
             times.completed += u64::from((self.schedule.counted_from..self.schedule.end).contains(&at));
             if due >= self.schedule.counted_from {
                 times.histogram.saturating_record((at - due).as_nanos() as u64);
-                self.progress.calls.fetch_add(1, Ordering::Relaxed);
             }
         }
     }
 
     /// Counts a call that was due then, and failed.
     pub(super) fn failed(&self, due: Instant, why: String) {
-        let mut times = self.times();
+        let mut times = self.progress.times();
         times.errors += u64::from(due >= self.schedule.counted_from);
         times.error.get_or_insert(why);
     }
@@ -166,7 +188,7 @@ impl Run {
         for worker in workers {
             worker.await.map_err(|error| Status::internal(error.to_string()))?;
         }
-        let times = self.times();
+        let times = self.progress.times();
         let mut outcome = outcome(case, transport, self.time.measured.as_secs_f64(), &times);
         // Waiting for the schedule takes the processor, too, so with one nothing can be said of calls.
         let is_told = case.rate.is_none();
@@ -180,10 +202,6 @@ impl Run {
         let due = case.rate.map_or(0, |rate| self.schedule.due(rate));
         outcome.not_begun = due.saturating_sub(outcome.calls + outcome.errors);
         Ok(outcome)
-    }
-
-    fn times(&self) -> MutexGuard<'_, Times> {
-        self.times.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -252,8 +270,11 @@ fn outcome(case: &Case, transport: String, seconds: f64, times: &Times) -> Outco
     }
 }
 
+fn micros(nanos: u64) -> f64 {
+    nanos as f64 / 1e3
+}
+
 fn latency(histogram: &Histogram<u64>) -> Latency {
-    let micros = |nanos: u64| nanos as f64 / 1e3;
     let at = |percent: f64| micros(histogram.value_at_percentile(percent));
     let shares = [0.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.95, 99.99, 99.999, 100.0];
     Latency {

@@ -5,6 +5,7 @@ mod compare;
 mod csv;
 pub(crate) mod environment;
 mod html;
+mod live;
 mod load;
 pub(crate) mod service;
 mod table;
@@ -12,19 +13,15 @@ mod verbs;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
 use clap::Args;
-use farcall::rdma::RdmaConfig;
 use farcall::{Channel, Code};
-use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};
 
 use self::case::{Case, Link, Outcome, Pattern};
 use self::environment::Environment;
-use self::load::{Length, Progress};
+use self::live::watched;
 use self::service::PerfClient;
 use crate::number;
 use crate::output::{self, Failure};
@@ -210,44 +207,6 @@ fn cases(arguments: &Arguments, by: Link) -> Vec<Case> {
         }
     }
     cases
-}
-
-/// Runs a case, and shows how far it is where a person looks.
-async fn watched(
-    case: &Case,
-    channels: &[Channel],
-    config: &RdmaConfig,
-    seconds: f64,
-) -> farcall::Result<Outcome> {
-    let measured = Duration::from_secs_f64(seconds);
-    let length = Length { warm_up: (measured / 5).min(Duration::from_secs(1)), measured };
-    let progress = Arc::new(Progress::default());
-    let bar = ProgressBar::new(1000).with_style(
-        ProgressStyle::with_template("{bar:24} {msg}").unwrap_or_else(|_| ProgressStyle::default_bar()),
-    );
-    let whole = length.warm_up + length.measured;
-    let begin = std::time::Instant::now();
-    let mut run = std::pin::pin!(async {
-        match case.by {
-            Link::Verbs => verbs::run(case, &channels[0], config, length, &progress).await,
-            _ => load::run(case, channels, length, &progress).await,
-        }
-    });
-    let mut tick = tokio::time::interval(Duration::from_millis(100));
-    let outcome = loop {
-        tokio::select! {
-            outcome = &mut run => break outcome,
-            _ = tick.tick() => {
-                let gone = begin.elapsed();
-                let rate = progress.calls.load(Ordering::Relaxed) as f64
-                    / gone.saturating_sub(length.warm_up).as_secs_f64().max(0.001);
-                bar.set_position((gone.as_secs_f64() / whole.as_secs_f64() * 1000.0) as u64);
-                bar.set_message(format!("{}: {rate:.0} calls/s", case.name()));
-            }
-        }
-    };
-    bar.finish_and_clear();
-    outcome
 }
 
 #[cfg(test)]

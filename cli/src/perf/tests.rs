@@ -102,7 +102,42 @@ fn every_report_names_what_it_was_measured_on() {
         page.contains("farcall perf db1 --json old.json") && page.contains("2026-01-02T03:04:05Z"),
         "{page}"
     );
-    assert!(csv::render(&results).contains(",1,2,2026-01-02T03:04:05Z\r\n"));
+}
+
+#[test]
+fn the_table_for_programs_has_all_that_is_known_of_both_sides() {
+    let text = csv::render(&parsed(results()));
+    let mut lines = text.split("\r\n");
+    let fields = |line: &str| {
+        let mut is_quoted = false;
+        let ends = |c: char| {
+            is_quoted ^= c == '"';
+            c == ',' && !is_quoted
+        };
+        line.split(ends).map(|field| field.trim_matches('"').to_owned()).collect::<Vec<_>>()
+    };
+    let names = fields(lines.next().unwrap());
+    for line in lines.by_ref().take(2) {
+        let values = fields(line);
+        assert_eq!(values.len(), names.len(), "{line}");
+        let value = |name: &str| &values[names.iter().position(|known| known == name).unwrap()];
+        for (name, expected) in [
+            ("client_threads", "1"),
+            ("server_threads", "2"),
+            ("date", "2026-01-02T03:04:05Z"),
+            ("client_kernel", "6.8.0"),
+            ("server_processor", "AMD EPYC 7763"),
+            ("client_cpus", "64"),
+            ("server_devices", "mlx5_0 (mlx5_core, 100 Gb/sec (4X EDR))"),
+            ("client_governor", "performance"),
+            ("server_mtu", "ens1f0np0 = 9000"),
+            ("client_configuration", "rdma.memory = 134217728"),
+            ("client_command", "farcall perf db1 --json old.json"),
+        ] {
+            assert_eq!(value(name), expected, "{name}");
+        }
+    }
+    assert_eq!(lines.next(), Some(""));
 }
 
 #[test]

@@ -2,10 +2,9 @@
 
 use std::fmt;
 
-use farcall_core::explain::Explanation;
+use farcall_core::explain::{Explanation, sentence};
 
 use super::{Blame, DeviceEvent};
-use crate::errno::sentence;
 
 impl DeviceEvent {
     /// Whose fault it is.

@@ -20,7 +20,7 @@ pub(crate) fn lockable(machine: &Machine) -> Option<u64> {
 }
 
 /// Whether this is the first user namespace: in others the kernel does not count the capability.
-fn is_first_namespace(machine: &Machine) -> bool {
+pub(crate) fn is_first_namespace(machine: &Machine) -> bool {
     let map = machine.read("/proc/self/uid_map").unwrap_or_default();
     map.is_empty() || map.split_whitespace().eq(["0", "0", "4294967295"])
 }

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use farcall_core::explain::Explanation;
+use farcall_core::explain::{Explanation, sentence};
 
-use crate::errno::{Blame, sentence};
+use crate::errno::Blame;
 
 /// `enum ibv_wc_status` as a number, because a later device may report one that has no name here.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]

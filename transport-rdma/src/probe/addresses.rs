@@ -37,12 +37,16 @@ kinds! { KINDS:
     TINY_PACKETS = "tiny-packets", Warning, Addresses,
         "The network interface's MTU leaves less than 1024 bytes of payload to a packet of RDMA.",
         "`ip link set NETDEV mtu 9000` on all hosts if the switches let such packets pass, and 1500 otherwise";
+    MTU = "mtu-mismatch", Warning, Addresses,
+        "The port's packets are smaller than the network interface would allow. The MTU was changed after the device was set up, or the \
+         port has a limit of its own.",
+        "set the MTU again (`ip link set NETDEV mtu MTU`), or set the device up again";
 }
 
 pub(super) fn check(view: &View<'_>) -> Vec<Finding> {
     let absent =
         view.choice.as_ref().err().filter(|why| matches!(why, Unavailable::NoGid { .. })).map(Finding::from);
-    [absent, kind(view), partition(view), packets(view)].into_iter().flatten().collect()
+    [absent, kind(view), partition(view), packets(view), active_mtu(view)].into_iter().flatten().collect()
 }
 
 /// Finds that the chosen address is one that does not pass routers.
@@ -151,8 +155,30 @@ fn key_of(view: &View<'_>, device: &DeviceSummary, port: &PortSummary, index: u1
     u16::from_str_radix(key.trim_start_matches("0x"), 16).ok()
 }
 
+/// Finds that the port's packets are smaller than the network interface's, as far as ibv_devinfo(1) tells without a trial.
+fn active_mtu(view: &View<'_>) -> Option<Finding> {
+    let (device, port, _) = view.chosen()?;
+    let number = port.number.to_string();
+    let told = view.machine.run(&["ibv_devinfo", "-d", &device.name, "-i", &number])?;
+    let line = told.lines().find_map(|line| line.trim().strip_prefix("active_mtu:"))?;
+    let active = line.split_whitespace().next()?.parse().ok()?;
+    let netdev = view.netdev(device, port).filter(|_| port.link_layer == LinkLayer::Ethernet)?;
+    let netdev_mtu = view.machine.number(&format!("/sys/class/net/{netdev}/mtu"))?;
+    mtu_mismatch(&device.name, active, &netdev, netdev_mtu)
+}
+
+/// Finds that a device's packets carry less than the MTU of its network interface allows.
+pub(super) fn mtu_mismatch(name: &str, active: u64, netdev: &str, netdev_mtu: u64) -> Option<Finding> {
+    let fits = payload(netdev_mtu);
+    let seen =
+        format!("packets of {name} carry {active} bytes, {netdev} has MTU {netdev_mtu}, where {fits} fit");
+    let fix =
+        format!("set the MTU again (`ip link set {netdev} mtu {netdev_mtu}`), or set the device up again");
+    (active < fits).then(|| Finding::new(&MTU, seen, fix))
+}
+
 /// Returns how many bytes of payload fit into a packet of RoCE, for the MTU of the network interface; as the kernel's `iboe_get_mtu`.
-pub(super) fn payload(netdev_mtu: u64) -> u64 {
+fn payload(netdev_mtu: u64) -> u64 {
     // GRH 40, UDP 8, BTH 12, XRC 4, AtomicETH 28, ICRC 4.
     const HEADERS: u64 = 96;
     let fits = |size: &&u64| **size + HEADERS <= netdev_mtu;

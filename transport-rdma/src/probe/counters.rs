@@ -1,7 +1,10 @@
 //! Counters of devices that stand still in a healthy network.
 
+mod known;
+
 use std::collections::BTreeMap;
 
+use self::known::{KNOWN, PAUSES, Place};
 use super::Finding;
 use super::Severity::Note;
 use super::finding::{Kind, kinds};
@@ -44,93 +47,7 @@ kinds! { KINDS:
         "find out whether the peer's host was down; else look for lost packets, MTU and the route to it (`ip route get ADDRESS`)";
 }
 
-/// Where a counter stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
-    /// `hw_counters` of a port.
-    Hardware,
-    /// `counters` of a port.
-    Port,
-    /// `ethtool -S` of the port's network interface.
-    Ethernet,
-}
-
-/// Counters that stand still in a healthy network, by the names that drivers give them.
-///
-/// Sources: Documentation/ABI/stable/sysfs-class-infiniband and the drivers' own tables in the kernel (mlx5/counters.c,
-/// bnxt_re/hw_counters.c, irdma/verbs.c, mana/counters.c, rxe_hw_counters.c; mlx5/counters.rst, bnxt_ethtool.c, ice_ethtool.c).
-#[rustfmt::skip]
-const KNOWN: &[(&Kind, Place, &[&str])] = &[
-    (&LOSS, Place::Hardware, &[
-        // mlx5
-        "out_of_sequence", "packet_seq_err", "implied_nak_seq_err", "local_ack_timeout_err", "roce_adp_retrans", "roce_adp_retrans_to",
-        // bnxt_re
-        "to_retransmits", "seq_err_naks_rcvd", "oos_drop_count", "missing_resp", "rx_roce_discards", "tx_roce_discards",
-        // irdma
-        "ip4InDiscards", "ip6InDiscards", "ip4OutNoRoutes", "ip6OutNoRoutes", "rxVlanErrors",
-        // mana
-        "requester_timeout", "requester_oos_nak", "responder_oos", "requester_implicit_nak",
-        // rxe
-        "out_of_seq_request", "rcvd_seq_err", "completer_retry_err", "send_err",
-    ]),
-    (&LOSS, Place::Port, &["port_xmit_discards"]),
-    (&LOSS, Place::Ethernet, &[
-        "rx_discards_phy", "tx_discards_phy", "outbound_pci_buffer_overflow", "tx_pause_storm_error_events",
-        "rx_stat_discard", "continuous_roce_pause_events",
-        "rx_dropped.nic",
-    ]),
-    (&CONGESTION, Place::Hardware, &[
-        "np_ecn_marked_roce_packets", "np_cnp_sent", "rp_cnp_handled",
-        "rx_ecn_marked_pkts", "tx_cnp_pkts", "rx_cnp_pkts",
-        "RxECNMrkd", "cnpSent", "cnpHandled",
-        "received_cnps",
-    ]),
-    (&CONGESTION, Place::Port, &["port_xmit_wait"]),
-    (&CONGESTION, Place::Ethernet, &[
-        "tx_pause_ctrl_phy", "tx_pause_storm_warning_events", "outbound_pci_stalled_rd_events", "outbound_pci_stalled_wr_events",
-        "tx_pause_frames",
-    ]),
-    (&CORRUPTION, Place::Hardware, &["rx_icrc_encapsulated", "rx_roce_errors", "ip4InTruncatedPkts", "ip6InTruncatedPkts"]),
-    (&CORRUPTION, Place::Port, &[
-        "symbol_error", "link_error_recovery", "port_rcv_errors", "port_rcv_remote_physical_errors", "local_link_integrity_errors",
-        "excessive_buffer_overrun_errors",
-    ]),
-    (&CORRUPTION, Place::Ethernet, &[
-        "rx_crc_errors_phy", "rx_symbol_err_phy", "rx_pcs_symbol_err_phy", "rx_pci_signal_integrity", "tx_pci_signal_integrity",
-        "rx_fcs_err_frames", "rx_align_err_frames", "rx_fec_uncorrectable_blocks",
-        "rx_crc_errors.nic", "illegal_bytes.nic",
-    ]),
-    (&RECEIVER, Place::Hardware, &[
-        "out_of_buffer", "rnr_nak_retry_err", "req_rnr_retries_exceeded",
-        "rnr_naks_rcvd", "rx_out_of_buffer",
-        "requester_rnr_nak", "responder_rnr_nak", "requester_rnr_nak_retries_exceeded",
-        "rcvd_rnr_err", "send_rnr_err", "retry_rnr_exceeded_err",
-    ]),
-    (&ACCESS, Place::Hardware, &[
-        "req_remote_access_errors", "resp_remote_access_errors", "req_remote_invalid_request", "resp_local_length_error",
-        "remote_access_err", "remote_invalid_req_err", "local_protection_err",
-        "nak_inv_req", "nak_access_error",
-    ]),
-    (&ACCESS, Place::Port, &["port_xmit_constraint_errors", "port_rcv_constraint_errors"]),
-    (&GAVE_UP, Place::Hardware, &[
-        "req_transport_retries_exceeded", "max_retry_exceeded", "requester_retries_exceeded", "retry_exceeded_err",
-    ]),
-    (&LINK, Place::Hardware, &["link_downed"]),
-    (&LINK, Place::Port, &["link_downed"]),
-    (&LINK, Place::Ethernet, &["link_down_events_phy", "link_down_events"]),
-];
-
-/// Counters of pause frames for a priority in `ethtool -S`: what stands before its number, and behind it (mlx5, bnxt_en, ice, mlx4).
-const PAUSES: &[(&str, &str)] = &[
-    ("rx_prio", "_pause"),
-    ("tx_prio", "_pause"),
-    ("rx_pfc_ena_frames_pri", ""),
-    ("tx_pfc_ena_frames_pri", ""),
-    ("rx_priority_", "_xoff.nic"),
-    ("tx_priority_", "_xoff.nic"),
-    ("rx_pause_prio_", ""),
-    ("tx_pause_prio_", ""),
-];
+pub(crate) use self::known::explanations;
 
 /// The counters of all ports at a time that stand still in a healthy network.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -165,25 +82,30 @@ impl Counters {
 
     /// Returns a note about each kind and port of which a counter is not zero.
     pub fn not_zero(&self) -> Vec<Finding> {
-        let findings = self.findings("since the driver was loaded", |value, _| value, &Self::default());
+        let findings = self.findings(None);
         // A trial has a request refused on purpose, so that a count says nothing.
         let findings = findings.into_iter().filter(|finding| finding.code != ACCESS.code);
         findings.map(|finding| finding.but(Note)).collect()
     }
 
-    /// Returns a warning about each kind and port of which a counter has grown.
+    /// Returns a warning about each kind and port of which a counter has grown, with what each counter means.
     pub fn grown_since(&self, earlier: &Self) -> Vec<Finding> {
-        self.findings("while it was watched", u64::saturating_sub, earlier)
+        self.findings(Some(earlier))
     }
 
-    fn findings(&self, when: &str, growth: impl Fn(u64, u64) -> u64, earlier: &Self) -> Vec<Finding> {
+    /// Returns a finding about each kind and port that has counted. `earlier`: only what has been counted since then.
+    fn findings(&self, earlier: Option<&Self>) -> Vec<Finding> {
+        let when = if earlier.is_some() { "while it was watched" } else { "since the driver was loaded" };
         let mut grown: BTreeMap<(&str, &str), Vec<String>> = BTreeMap::new();
         for (key @ (at, code, name), Value { count, about }) in &self.values {
             // One that was not there before did not grow.
-            let unknown = if earlier.values.is_empty() { 0 } else { *count };
-            let growth = growth(*count, earlier.values.get(key).map_or(unknown, |before| before.count));
+            let before = earlier.map(|earlier| earlier.values.get(key).map_or(*count, |before| before.count));
+            let growth = count.saturating_sub(before.unwrap_or(0));
+            // Counts since long ago are many, and `farcall explain` tells what they mean.
+            let meaning = earlier.and_then(|_| known::meaning(name));
+            let meaning = meaning.map(|meaning| format!(" ({meaning})")).unwrap_or_default();
             if growth != 0 {
-                grown.entry((at, code)).or_default().push(format!("{name} {growth}{about}"));
+                grown.entry((at, code)).or_default().push(format!("{name} {growth}{meaning}{about}"));
             }
         }
         let finding = |((at, code), grown): ((&str, &str), Vec<String>)| {
@@ -206,7 +128,7 @@ fn counted(
     let of_file = |file: String| view.of_port(device, port, &file)?.parse().ok();
     let mut counted = Vec::new();
     for (kind, place, names) in KNOWN {
-        for name in *names {
+        for (name, _) in *names {
             let count = match place {
                 Place::Hardware => of_file(format!("hw_counters/{name}")),
                 Place::Port => of_file(format!("counters/{name}")),

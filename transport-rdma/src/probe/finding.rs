@@ -165,7 +165,7 @@ kinds! { UNAVAILABLE:
     MEMLOCK = "memlock", Fault, Limits,
         "Devices work in memory that is locked. This process may not lock what they need, so nothing can be registered. Calls go by TCP.",
         "raise the limit to `rdma.memory` and `rdma.bulk_memory` together: `ulimit -l`, a `memlock` line in \
-         /etc/security/limits.conf, LimitMEMLOCK=infinity in a systemd unit, or `docker run --ulimit memlock=-1`";
+         /etc/security/limits.conf, LimitMEMLOCK=infinity in a systemd unit, or `docker run --cap-add=IPC_LOCK --ulimit memlock=-1`";
     BUSY_CPU = "busy-cpu", Fault, Placement,
         "The thread that polls the device can't run on the CPU that the configuration names.",
         "set `rdma.busy_cpu` to one of the CPUs that this process may use (`taskset -cp PID`), or leave it out";

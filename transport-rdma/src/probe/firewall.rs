@@ -1,5 +1,7 @@
 //! Rules of the machine's firewall about RoCE. Packets of real devices don't pass the kernel; those of emulated ones do.
 
+use std::collections::{BTreeMap, VecDeque};
+
 use super::Finding;
 use super::finding::kinds;
 use super::view::View;
@@ -29,7 +31,7 @@ pub(super) fn check(view: &View<'_>) -> Option<Finding> {
     rules.iter().find_map(|chain| chain.judge())
 }
 
-/// The rules for packets that come in.
+/// The rules for packets that come in, or for those that leave.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Chain {
     program: &'static str,
@@ -86,45 +88,108 @@ fn is_about_others(rule: &str) -> bool {
     words.windows(2).any(|pair| pair == ["dport", "!="] || matches!(pair, ["!", "--dport" | "--dports"]))
 }
 
-/// Returns the chains of nft(8)'s list that see packets that come in.
+/// The rules of each chain, by its name. Rules may jump from one to another.
+type Chains = BTreeMap<String, Vec<String>>;
+
+/// Rules that are looked at for one chain, those that it jumps to included. More than firewalls have that people write.
+const MOST: usize = 10_000;
+
+impl Chain {
+    /// Puts the rules of the chains that this one jumps to in the places of the jumps. `target` splits a rule that jumps into its
+    /// conditions and a chain's name, and `joined` returns a rule of that chain with these conditions.
+    fn follow_jumps(
+        mut self,
+        chains: &Chains,
+        target: impl Fn(&str) -> Option<(String, String)>,
+        joined: impl Fn(&str, &str) -> String,
+    ) -> Self {
+        // A jump leads to a place that is worked off before the rest.
+        let mut waiting: VecDeque<String> = std::mem::take(&mut self.rules).into();
+        for _ in 0..MOST {
+            let Some(rule) = waiting.pop_front() else { break };
+            let known = target(&rule).and_then(|(conditions, name)| Some((conditions, chains.get(&name)?)));
+            match known {
+                // A loop, which no kernel has, makes rules longer and more.
+                Some((conditions, rules))
+                    if conditions.len() < 1000 && waiting.len() + rules.len() < MOST =>
+                {
+                    rules.iter().rev().for_each(|next| waiting.push_front(joined(&conditions, next)));
+                }
+                _ => self.rules.push(rule),
+            }
+        }
+        self.rules.extend(waiting);
+        self
+    }
+}
+
+/// Returns the chains of nft(8)'s list that see packets that come in for this machine, or that leave it.
 fn of_nft(text: &str) -> Vec<Chain> {
-    let (mut chains, mut table, mut open): (Vec<_>, _, Option<Chain>) = (Vec::new(), String::new(), None);
-    let mut is_input = false;
+    const HOOKS: [&str; 4] = [" hook prerouting ", " hook input ", " hook output ", " hook postrouting "];
+    let (mut hooked, mut all, mut table) = (Vec::new(), Chains::new(), String::new());
+    let mut open: Option<(Chain, bool)> = None;
     for line in text.lines().map(str::trim) {
         let name = line.strip_suffix(" {").unwrap_or(line);
         if let Some(name) = name.strip_prefix("table ") {
             table = name.to_owned();
         } else if let Some(name) = name.strip_prefix("chain ") {
-            open = Some(Chain { program: "nft", name: format!("{table} {name}"), ..Chain::default() });
-            is_input = false;
+            let chain = Chain { program: "nft", name: format!("{table} {name}"), ..Chain::default() };
+            open = Some((chain, false));
         } else if line == "}" {
-            chains.extend(open.take().filter(|_| is_input));
-        } else if let Some(chain) = &mut open {
+            let Some((chain, is_hooked)) = open.take() else { continue };
+            all.insert(chain.name.clone(), chain.rules.clone());
+            hooked.extend(is_hooked.then_some((chain, table.clone())));
+        } else if let Some((chain, is_hooked)) = &mut open {
             match line.contains(" hook ") {
                 true => {
-                    is_input = line.contains(" hook input ");
+                    *is_hooked = HOOKS.iter().any(|hook| line.contains(hook));
                     chain.drops_by_default = line.contains("policy drop");
                 }
                 false => chain.rules.push(line.to_owned()),
             }
         }
     }
-    chains
+    let followed = |(chain, table): (Chain, String)| {
+        // Jumps stay in their table.
+        let target = |rule: &str| {
+            let at = ["jump ", "goto "].into_iter().find_map(|verb| rule.rfind(verb))?;
+            Some((rule[..at].to_owned(), format!("{table} {}", rule[at..].split_whitespace().nth(1)?)))
+        };
+        chain.follow_jumps(&all, target, |conditions, rule| format!("{conditions}{rule}"))
+    };
+    hooked.into_iter().map(followed).collect()
 }
 
-/// Returns the chain INPUT of iptables-save(8).
+/// Returns the chains INPUT and OUTPUT of iptables-save(8).
 fn of_iptables(text: &str) -> Vec<Chain> {
     let filter = text
         .lines()
         .map(str::trim)
         .skip_while(|line| *line != "*filter")
         .take_while(|line| *line != "COMMIT");
-    let mut chain = Chain { program: "iptables", name: "INPUT".to_owned(), ..Chain::default() };
+    let (mut all, mut dropping) = (Chains::new(), Vec::new());
     for line in filter {
-        chain.drops_by_default |= line.starts_with(":INPUT DROP");
-        if line.starts_with("-A INPUT ") {
-            chain.rules.push(line.to_owned());
-        }
+        dropping
+            .extend(line.strip_prefix(':').and_then(|chain| chain.split_once(" DROP")).map(|(name, _)| name));
+        let Some((name, _)) = line.strip_prefix("-A ").and_then(|rule| rule.split_once(' ')) else {
+            continue;
+        };
+        all.entry(name.to_owned()).or_default().push(line.to_owned());
     }
-    vec![chain]
+    let target = |rule: &str| {
+        let verb = [" -j ", " -g "].into_iter().find(|verb| rule.contains(verb))?;
+        let (conditions, name) = rule.rsplit_once(verb)?;
+        Some((conditions.to_owned(), name.split_whitespace().next()?.to_owned()))
+    };
+    // A rule begins with `-A CHAIN`.
+    let joined = |conditions: &str, rule: &str| {
+        format!("{conditions} {}", rule.splitn(3, ' ').nth(2).unwrap_or_default())
+    };
+    let chain = |name: &str| {
+        let rules = all.get(name).cloned().unwrap_or_default();
+        let drops_by_default = dropping.contains(&name);
+        let chain = Chain { program: "iptables", name: name.to_owned(), drops_by_default, rules };
+        chain.follow_jumps(&all, target, joined)
+    };
+    ["INPUT", "OUTPUT"].map(chain).into()
 }

@@ -6,13 +6,14 @@ use super::finding::kinds;
 use super::view::View;
 use crate::Unavailable;
 use crate::config::RdmaConfig;
-use crate::device::{lockable, memlock as memlock_of};
+use crate::device::{is_first_namespace, lockable, memlock as memlock_of};
 
 kinds! { KINDS:
     MEMLOCK_LOW = "memlock-low", Warning, Limits,
         "Devices work in memory that is locked. The first registrations fit below the limit; as much as the configuration \
          allows does not. Then some peers stay on TCP, or long messages are copied.",
-        "raise the limit to `rdma.memory` and `rdma.bulk_memory` together (`ulimit -l`, LimitMEMLOCK=infinity), or lower the settings";
+        "raise the limit to `rdma.memory` and `rdma.bulk_memory` together (`ulimit -l`, LimitMEMLOCK=infinity, \
+         `docker run --cap-add=IPC_LOCK --ulimit memlock=-1`), or lower the settings";
     FILES = "few-files", Warning, Limits,
         "Each connection, and each device, is an open file.",
         "raise the limit on open files: `ulimit -n NUMBER`, or LimitNOFILE=NUMBER in a systemd unit";
@@ -41,7 +42,11 @@ fn memlock(view: &View<'_>) -> Option<Finding> {
     let soft = lockable(view.machine)?;
     let memlock = memlock_of(view.machine, RdmaConfig::LEAST_MEMORY, most);
     if soft < memlock.in_use.saturating_add(memlock.asked) {
-        return Some(Finding::from(&Unavailable::Memlock(memlock)));
+        let finding = Finding::from(&Unavailable::Memlock(memlock));
+        return Some(match for_container(view) {
+            Some(fix) => Finding { fix, ..finding },
+            None => finding,
+        });
     }
     if soft >= most {
         return None;
@@ -51,10 +56,24 @@ fn memlock(view: &View<'_>) -> Option<Finding> {
         "{} KiB may be locked, the configuration allows {kib} KiB (`rdma.memory` and `rdma.bulk_memory`)",
         soft / 1024
     );
-    let fix = format!(
-        "`ulimit -l {kib}`, a `memlock` line in /etc/security/limits.conf, or LimitMEMLOCK=infinity in a systemd unit; or lower the settings"
-    );
-    Some(Finding::new(&MEMLOCK_LOW, seen, fix))
+    let own = || {
+        format!(
+            "`ulimit -l {kib}`, a `memlock` line in /etc/security/limits.conf, or LimitMEMLOCK=infinity in a systemd unit; or lower the settings"
+        )
+    };
+    Some(Finding::new(&MEMLOCK_LOW, seen, for_container(view).unwrap_or_else(own)))
+}
+
+/// Returns how a container is allowed to lock memory. `None`: this is none.
+fn for_container(view: &View<'_>) -> Option<String> {
+    let fix = if is_first_namespace(view.machine) {
+        "in a container: start it with `docker run --cap-add=IPC_LOCK --ulimit memlock=-1`; in Kubernetes add `securityContext: \
+         {capabilities: {add: [IPC_LOCK]}}` to it, and if it does not run as root set LimitMEMLOCK=infinity for the container runtime"
+    } else {
+        "in a container with a user namespace of its own, where IPC_LOCK does not count: start it with `docker run --ulimit memlock=-1`; in \
+         Kubernetes set LimitMEMLOCK=infinity for the container runtime"
+    };
+    view.in_container().then(|| format!("{fix}; or lower `rdma.memory` and `rdma.bulk_memory`"))
 }
 
 /// Finds a limit on open files that is lower than the configured number of connections.

@@ -28,6 +28,7 @@ cfg_if::cfg_if! {
         mod view;
 
         pub use self::counters::Counters;
+        pub(crate) use self::counters::explanations as explanations_of_counters;
         pub use self::examine::{KINDS, examine, probe};
         pub use self::trial::trial;
         pub use crate::machine::{Machine, MalformedRecording};

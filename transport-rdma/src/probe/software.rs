@@ -114,7 +114,7 @@ fn no_device(view: &View<'_>, unavailable: &Unavailable) -> Finding {
              share them (`rdma system set netns shared`); otherwise {}",
             finding.fix
         );
-    } else if in_container(view) {
+    } else if view.in_container() {
         finding.fix = "in a container: start it with the device (`docker run --device=/dev/infiniband`, in Kubernetes by the RDMA device \
                        plugin's resource); on the host: load the card's driver and ib_uverbs"
             .to_owned();
@@ -222,15 +222,6 @@ fn to_open(view: &View<'_>, node: &Node, path: &str) -> String {
         "chmod 666 {path}; for good: `echo 'KERNEL==\"uverbs*\", SUBSYSTEM==\"infiniband_verbs\", MODE=\"0666\"' > \
          /etc/udev/rules.d/90-rdma.rules && udevadm trigger`; in a container `docker run --device={path}`"
     )
-}
-
-/// Whether this is a container, by the files and names that container engines leave.
-fn in_container(view: &View<'_>) -> bool {
-    let has = |path: &str| view.machine.try_read(path).is_ok();
-    let group = view.machine.read("/proc/1/cgroup").unwrap_or_default();
-    has("/.dockerenv")
-        || has("/run/.containerenv")
-        || ["docker", "kubepods", "containerd", "lxc"].iter().any(|engine| group.contains(engine))
 }
 
 /// Finds libraries that replace sockets, in what every program loads.

@@ -6,6 +6,7 @@ use std::thread;
 use std::time::Instant;
 
 use self::pair::Pair;
+use super::addresses::mtu_mismatch;
 use super::examine::open;
 use super::finding::kinds;
 use super::report::{DeviceView, Step, StepResult};
@@ -35,10 +36,6 @@ kinds! { KINDS:
         "Memory is registered with the device step by step, as peers come. When it takes no more, further peers stay on TCP, and long \
          messages are copied.",
         "see who has them: `rdma resource show mr`; or lower `rdma.memory`";
-    MTU = "mtu-mismatch", Warning, Trial,
-        "The port's packets are smaller than the network interface would allow. The MTU was changed after the device was set up, or the \
-         port has a limit of its own.",
-        "set the MTU again (`ip link set NETDEV mtu MTU`), or set the device up again";
 }
 
 /// Has the device that a connection would use send, read, write, change a number, wake this process, and let go of memory; and adds to
@@ -180,12 +177,7 @@ fn mtu(devices: &[DeviceView], name: &str, path: &LocalPath) -> Option<Finding> 
     let mut ports = devices.iter().filter(|device| device.name == name).flat_map(|device| &device.ports);
     let port = ports.find(|port| port.number == path.port && port.link_layer == "Ethernet")?;
     let (netdev, netdev_mtu) = (port.netdev.as_deref()?, port.netdev_mtu?);
-    let (active, fits) = (path.status.active_mtu.bytes() as u64, super::addresses::payload(netdev_mtu));
-    let seen =
-        format!("packets of {name} carry {active} bytes, {netdev} has MTU {netdev_mtu}, where {fits} fit");
-    let fix =
-        format!("set the MTU again (`ip link set {netdev} mtu {netdev_mtu}`), or set the device up again");
-    (active < fits).then(|| Finding::new(&MTU, seen, fix))
+    mtu_mismatch(name, path.status.active_mtu.bytes() as u64, netdev, netdev_mtu)
 }
 
 #[cfg(test)]

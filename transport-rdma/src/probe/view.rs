@@ -107,6 +107,15 @@ impl<'a> View<'a> {
         cards
     }
 
+    /// Whether this is a container, by the files and names that container engines leave.
+    pub(super) fn in_container(&self) -> bool {
+        let has = |path: &str| self.machine.try_read(path).is_ok();
+        let group = self.machine.read("/proc/1/cgroup").unwrap_or_default();
+        has("/.dockerenv")
+            || has("/run/.containerenv")
+            || ["docker", "kubepods", "containerd", "lxc"].iter().any(|engine| group.contains(engine))
+    }
+
     /// Returns what a file of a network interface contains.
     pub(super) fn of_netdev(&self, netdev: &str, file: &str) -> Option<String> {
         self.machine.read(&format!("/sys/class/net/{netdev}/{file}"))

@@ -1,5 +1,7 @@
 //! Failures of TLS in words: which side refused what, and what to do.
 
+use farcall_core::explain::{Explanation, sentence};
+use farcall_core::status::Blame;
 use rustls::{AlertDescription, CertificateError, Error, PeerIncompatible, PeerMisbehaved};
 
 /// The session was established, and cut off without `close_notify`.
@@ -78,25 +80,69 @@ fn certificate(why: &CertificateError) -> String {
     }
 }
 
+/// An alert by which a peer ends a handshake (RFC 8446, section 6.2).
+struct Refusal {
+    alert: AlertDescription,
+    /// The name that the RFC gives it.
+    name: &'static str,
+    why: &'static str,
+    remedy: &'static str,
+}
+
+const fn refusal(
+    alert: AlertDescription,
+    name: &'static str,
+    why: &'static str,
+    remedy: &'static str,
+) -> Refusal {
+    Refusal { alert, name, why, remedy }
+}
+
+const NOT_ACCEPTED: &str = "this side's certificate is not what it accepts: a wrong name, purpose or form";
+const ACCEPTED: &str = "compare tls.cert of this side with what the peer asks for; its log says more";
+const NO_CIPHER: &str = "both sides have no cipher suite in common";
+const CHANGED: &str = "what it received was changed on its way";
+
+/// The alerts that tell a person something: one table for messages and for `farcall explain`.
+#[rustfmt::skip]
+const REFUSALS: &[Refusal] = &[
+    refusal(AlertDescription::CertificateRequired, "certificate_required", "it wants a certificate", "set tls.cert and tls.key on this side"),
+    refusal(AlertDescription::UnknownCA, "unknown_ca", "this side's certificate was not signed by any CA that it trusts (its tls.ca)",
+        "add the signer to tls.ca there, or use a certificate of a CA that is in it"),
+    refusal(AlertDescription::CertificateExpired, "certificate_expired", "this side's certificate has expired, or a clock is wrong",
+        "renew the certificate in tls.cert, and compare the clocks"),
+    refusal(AlertDescription::CertificateRevoked, "certificate_revoked", "this side's certificate was revoked", "use another one in tls.cert"),
+    refusal(AlertDescription::BadCertificate, "bad_certificate", NOT_ACCEPTED, ACCEPTED),
+    refusal(AlertDescription::UnsupportedCertificate, "unsupported_certificate", NOT_ACCEPTED, ACCEPTED),
+    refusal(AlertDescription::CertificateUnknown, "certificate_unknown", NOT_ACCEPTED, ACCEPTED),
+    refusal(AlertDescription::AccessDenied, "access_denied", "it denied access", "see the rules and the log there"),
+    refusal(AlertDescription::NoApplicationProtocol, "no_application_protocol", "it does not speak farcall (ALPN `farcall/1`)",
+        "see whether the port is right"),
+    refusal(AlertDescription::ProtocolVersion, "protocol_version", "both sides have no TLS version in common", "allow TLS 1.3 or 1.2 on both"),
+    refusal(AlertDescription::HandshakeFailure, "handshake_failure", NO_CIPHER, "use crypto providers that have one in common"),
+    refusal(AlertDescription::InsufficientSecurity, "insufficient_security", NO_CIPHER, "use crypto providers that have one in common"),
+    refusal(AlertDescription::UnrecognisedName, "unrecognized_name", "it has no certificate for the name that this side wants",
+        "connect to a name that it has, or set tls.server_name"),
+    refusal(AlertDescription::DecryptError, "decrypt_error", CHANGED, "look for a device or a program between both that changes bytes"),
+    refusal(AlertDescription::BadRecordMac, "bad_record_mac", CHANGED, "look for a device or a program between both that changes bytes"),
+];
+
 fn refused_by_peer(alert: AlertDescription) -> String {
-    use AlertDescription as A;
-    let why = match alert {
-        A::CertificateRequired => "it wants a certificate: set tls.cert and tls.key on this side",
-        A::UnknownCA => "this side's certificate was not signed by any CA that it trusts (its tls.ca)",
-        A::CertificateExpired => "this side's certificate has expired, or a clock is wrong",
-        A::CertificateRevoked => "this side's certificate was revoked",
-        A::BadCertificate | A::UnsupportedCertificate | A::CertificateUnknown => {
-            "this side's certificate is not what it accepts: a wrong name, purpose or form"
-        }
-        A::AccessDenied => "it denied access",
-        A::NoApplicationProtocol => "it does not speak farcall (ALPN `farcall/1`); is the port right?",
-        A::ProtocolVersion => "both sides have no TLS version in common",
-        A::HandshakeFailure | A::InsufficientSecurity => "both sides have no cipher suite in common",
-        A::UnrecognisedName => "it has no certificate for the name that this side wants",
-        A::DecryptError | A::BadRecordMac => "what it received was changed on its way",
-        _ => return format!("TLS: the peer ended the session with the alert {alert:?}"),
+    match REFUSALS.iter().find(|refusal| refusal.alert == alert) {
+        Some(Refusal { why, remedy, .. }) => format!("TLS: the peer refused this side: {why}; {remedy}"),
+        None => format!("TLS: the peer ended the session with the alert {alert:?}"),
+    }
+}
+
+/// Returns the alerts by which a peer refuses this side, for programs that explain codes.
+pub fn explanations() -> Vec<Explanation> {
+    let explained = |Refusal { alert, name, why, remedy }: &Refusal| {
+        let cause = format!("The peer ended the TLS handshake: {why}.");
+        Explanation::new("TLS alert", name, &cause, &sentence(remedy))
+            .numbered(u8::from(*alert).into())
+            .blaming(Blame::Environment)
     };
-    format!("TLS: the peer refused this side: {why}")
+    REFUSALS.iter().map(explained).collect()
 }
 
 #[cfg(test)]
@@ -112,6 +158,10 @@ mod tests {
         );
         let theirs = in_words(&Error::AlertReceived(AlertDescription::UnknownCA));
         assert!(theirs.contains("the peer refused this side") && theirs.contains("tls.ca"), "{theirs}");
+        let explained =
+            explanations().into_iter().find(|explanation| explanation.number == Some(48)).unwrap();
+        assert_eq!(explained.name, "unknown_ca");
+        assert!(explained.cause.contains("not signed by any CA that it trusts"), "{}", explained.cause);
         assert_eq!(not_tls(b"\x16\x03\x01"), None);
         assert_eq!(not_tls(b""), None);
         assert!(not_tls(b"GET / HTTP").unwrap().contains("`GET / HT`"));

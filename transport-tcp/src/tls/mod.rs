@@ -18,6 +18,7 @@ use rustls::{ClientConfig, ClientConnection, ServerConfig, ServerConnection};
 pub use rustls;
 
 pub use self::config::{ClientAuth, TlsConfig, TlsError};
+pub use self::explain::explanations;
 use self::reloading::Reloading;
 #[cfg(feature = "testing")]
 pub use self::secret::exported;

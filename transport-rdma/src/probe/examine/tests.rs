@@ -11,6 +11,8 @@ macro_rules! host {
 
 mod addresses;
 mod counters;
+mod firewall;
+mod limits;
 
 const CONNECTX: &str = host!("mellanox-connectx5-roce");
 
@@ -148,42 +150,6 @@ rxe.driver
 up
 ";
 
-#[test]
-fn software_is_named_and_its_firewall_looked_at() {
-    let soft = |answers: &str| codes(&examined(&format!("{SOFT}{answers}"), &RdmaConfig::default()));
-    assert_eq!(soft(""), [(Note, "software-device")]);
-    let nft = |rules: &str| {
-        format!(
-            "== $ nft -s list ruleset\ntable inet f {{\n chain in {{\n  type filter hook input priority 0; policy accept;\n{rules} }}\n}}\n"
-        )
-    };
-    assert_eq!(
-        soft(&nft("  udp dport 4791 drop\n")),
-        [(Fault, "firewall-drops-roce"), (Note, "software-device")]
-    );
-    assert_eq!(soft(&nft("  counter udp dport 479 drop\n")), [(Note, "software-device")]);
-    assert_eq!(soft(&nft("  udp dport != 4791 drop\n")), [(Note, "software-device")]);
-    let some = nft("  ip saddr 10.0.0.0/8 udp dport 4791 accept\n  udp dport 4791 drop\n");
-    assert_eq!(soft(&some), [(Warning, "firewall-may-drop-roce"), (Note, "software-device")]);
-    let last = nft("  tcp dport 22 accept\n  reject with icmpx admin-prohibited\n");
-    let report = examined(&format!("{SOFT}{last}"), &RdmaConfig::default());
-    assert_eq!(report.findings[0].fix, "nft insert rule inet f in udp dport 4791 accept");
-    let closed =
-        "== $ iptables-save\n*filter\n:INPUT DROP [0:0]\n-A INPUT -p tcp --dport 22 -j ACCEPT\nCOMMIT\n";
-    assert_eq!(soft(closed), [(Warning, "firewall-may-drop-roce"), (Note, "software-device")]);
-    let others = closed
-        .replace("DROP [", "ACCEPT [")
-        .replace("COMMIT", "-A INPUT -p udp ! --dport 4791 -j DROP\nCOMMIT");
-    assert_eq!(soft(&others), [(Note, "software-device")]);
-    let open = closed.replace("COMMIT", "-A INPUT -p udp --dport 4791 -j ACCEPT\nCOMMIT");
-    assert_eq!(soft(&open), [(Note, "software-device")]);
-    let down =
-        "== /sys/class/infiniband/rxe0/ports/1/state\n1: DOWN\n== /sys/class/net/eth0/operstate\ndown\n";
-    let report = examined(&format!("{SOFT}{down}"), &RdmaConfig::default());
-    assert_eq!(codes(&report), [(Fault, "port-down")]);
-    assert_eq!(report.findings[0].fix, "ip link set eth0 up");
-}
-
 #[rustfmt::skip]
 const CASES: &[Case] = &[
     case("no-uverbs", Fault, "== /sys/class/infiniband_verbs/ !2", "modprobe ib_uverbs"),
@@ -206,6 +172,10 @@ const CASES: &[Case] = &[
     case("roce-v1", Warning, "== /sys/class/infiniband/mlx5_0/ports/1/gid_attrs/types/1 !22\n== /sys/class/infiniband/mlx5_0/ports/1/gid_attrs/types/3 !22",
         "roce_mode=2"),
     case("no-partition", Fault, "== /sys/class/infiniband/mlx5_0/ports/1/pkeys/0\n0x0000", "rdma.pkey_index"),
+    case("mtu-mismatch", Warning,
+        "== $ ibv_devinfo -d mlx5_0 -i 1\nhca_id:\tmlx5_0\n\ttransport:\t\t\tInfiniBand (0)\n\t\tport:\t1\n\t\t\tstate:\t\t\tPORT_ACTIVE (4)\n\
+         \t\t\tmax_mtu:\t\t4096 (5)\n\t\t\tactive_mtu:\t\t1024 (3)\n\t\t\tlink_layer:\t\tEthernet\n",
+        "ip link set ens1f0np0 mtu 9000"),
     case("tiny-packets", Warning, "== /sys/class/net/ens1f0np0/mtu\n1100", "mtu 9000"),
     case("memlock-low", Warning,
         "== /proc/self/status\nCapEff:\t0000000000000000\nCpus_allowed_list:\t0-15\n== /proc/self/limits\nMax locked memory         8388608              8388608              bytes\n",

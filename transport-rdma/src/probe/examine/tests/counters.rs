@@ -78,7 +78,36 @@ fn each_kind_of_counter_is_told_by_its_names() {
     let grown = read(&refused).grown_since(&read(&before));
     assert_eq!(grown.len(), 1, "{grown:?}");
     assert_eq!((grown[0].code, grown[0].severity), ("requests-refused", Warning));
-    assert!(grown[0].seen.contains("req_remote_access_errors 2 while"), "{}", grown[0].seen);
+    let counted = "req_remote_access_errors 2 (requests of this device's that peers refused, for memory that was not granted) while";
+    assert!(grown[0].seen.contains(counted), "{}", grown[0].seen);
+}
+
+#[test]
+fn a_counter_that_grows_is_told_with_the_meaning_that_is_explained() {
+    let places = |name: &str| {
+        let of_port =
+            |directory: &str| format!("== /sys/class/infiniband/mlx5_0/ports/1/{directory}/{name}\n7\n");
+        let of_card = format!("== $ ethtool -S ens1f0np0\nNIC statistics:\n     {name}: 7\n");
+        [of_port("counters"), of_port("hw_counters"), of_card]
+    };
+    let read =
+        |recording: &str| Counters::read(&Machine::recorded(recording).unwrap(), &RdmaConfig::default());
+    let explanations = crate::explanations();
+    let counters: Vec<_> = explanations.iter().filter(|explanation| explanation.group == "counter").collect();
+    assert!(counters.len() > 90, "{}", counters.len());
+    for explanation in counters {
+        let name = explanation.name.replace("[0-7]", "3");
+        let grown = places(&name).into_iter().find_map(|answers| {
+            let before = mended(&answers.replace('7', "5"));
+            read(&mended(&answers)).grown_since(&read(&before)).pop()
+        });
+        let grown = grown.unwrap_or_else(|| panic!("no finding has {name}"));
+        assert!(grown.seen.contains(&format!(" counted {name} 2 (")), "{}", grown.seen);
+        assert!(explanation.cause.ends_with(grown.means), "{}", explanation.cause);
+        let meaning = explanation.cause.strip_prefix("It counts ").unwrap().split(". ").next().unwrap();
+        let is_told = grown.seen.contains(&format!("({meaning})")) || grown.code == "paused-priority";
+        assert!(is_told, "{}", grown.seen);
+    }
 }
 
 #[test]

@@ -8,6 +8,7 @@ use std::time::Duration;
 use bytes::BytesMut;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::lending::LentMemory;
 use super::owner::{ExportedMemory, Offered};
@@ -27,6 +28,8 @@ pub(crate) struct GivenGrant {
     to: Weak<Accesses>,
     runtime: Handle,
     hold: Box<dyn Hold>,
+    /// Closed when the peer can do nothing any more by it.
+    in_effect: watch::Receiver<()>,
 }
 
 impl GivenGrant {
@@ -35,8 +38,15 @@ impl GivenGrant {
         self.hold.is_over()
     }
 
-    pub(crate) fn runtime(&self) -> &Handle {
-        &self.runtime
+    /// Runs this at a time, unless the grant has no effect any more by then.
+    pub(crate) fn run_at(&self, time: Instant, run: impl FnOnce() + Send + 'static) {
+        let mut in_effect = self.in_effect.clone();
+        self.runtime.spawn(async move {
+            // Ends early when the channel is closed.
+            if tokio::time::timeout_at(time, in_effect.changed()).await.is_err() {
+                run();
+            }
+        });
     }
 
     /// Ends the grant in a task, when the peer uses it no more, or has had the time for that.
@@ -103,10 +113,11 @@ impl Accesses {
         let (epoch, link) = self.sender.upgraded_in_epoch().ok_or(Outcome::NoMemory)?;
         let (in_effect, end) = watch::channel(());
         self.given.lock().add(InEffect { epoch, end: end.clone() });
-        let atomics = atomics && changes_numbers(&*link, &*memory, &words, end).await;
+        let atomics = atomics && changes_numbers(&*link, &*memory, &words, end.clone()).await;
         let grant = link.grant(words, GrantTerms { read, write, atomics, in_effect }).await;
         let Grant { descriptor, hold } = grant.ok_or(Outcome::Forbidden)?;
-        let given = GivenGrant { target, to: self.me.clone(), runtime: self.runtime.clone(), hold };
+        let (to, runtime) = (self.me.clone(), self.runtime.clone());
+        let given = GivenGrant { target, to, runtime, hold, in_effect: end };
         memory.keep(given).map_err(|_| Outcome::Gone)?;
         let mut bytes = BytesMut::new();
         let right = |has: bool, right| if has { right } else { 0 };
@@ -128,8 +139,9 @@ impl Accesses {
 
     /// Queues an offer, before the request of its call.
     pub(super) fn make(&self, offer: Offer, target: Target) -> GivenGrant {
-        self.notify(target, Operation::Offer(offer.granted));
-        GivenGrant { target, to: self.me.clone(), runtime: self.runtime.clone(), hold: offer.hold }
+        let Offer { granted, hold, in_effect } = offer;
+        self.notify(target, Operation::Offer(granted));
+        GivenGrant { target, to: self.me.clone(), runtime: self.runtime.clone(), hold, in_effect }
     }
 
     /// The server gives the grant of a loan back.

@@ -6,6 +6,7 @@
 
 mod atomics;
 mod bytes;
+mod expiry;
 mod idle;
 mod loans;
 #[path = "../near/mod.rs"]

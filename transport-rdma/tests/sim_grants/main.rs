@@ -6,6 +6,7 @@
 
 mod atomics;
 mod bytes;
+mod drain;
 mod expiry;
 mod idle;
 mod loans;

@@ -99,10 +99,15 @@ impl Lender {
     /// Lends memory in a call.
     pub(crate) fn lend_this<M: LendParts + Sync>(&self, memory: M) -> (JoinHandle<Result<Bytes>>, Loan<M>) {
         let (handle, loan) = BulkRead::lend(memory);
+        (self.call_with(&handle), loan)
+    }
+
+    /// Makes a call that lends what the handle names.
+    pub(crate) fn call_with(&self, handle: &BulkRead) -> JoinHandle<Result<Bytes>> {
         let mut arguments = Encoder::new().lending();
-        Postcard::encode(&handle, &mut arguments).unwrap();
+        Postcard::encode(handle, &mut arguments).unwrap();
         let call: Call<Result<Bytes>, Raw> = self.stub.call(1, Ok(arguments.finish()));
-        (tokio::spawn(call.into_future()), loan)
+        tokio::spawn(call.into_future())
     }
 
     pub(crate) async fn arrived(&mut self) -> Arrived {

@@ -9,6 +9,7 @@ mod bytes;
 mod drain;
 mod expiry;
 mod idle;
+mod lent_regions;
 mod loans;
 #[path = "../near/mod.rs"]
 mod near;

@@ -14,7 +14,7 @@ use std::time::Duration;
 use farcall::bulk::{BulkRead, BulkWrite};
 use farcall::{Buf, Bytes, Channel, Code, Executed, Result, Server, Status, Stream, Streaming, stream};
 use tokio::sync::Notify;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 
 use guarded::{Guard, Guarded, Within};
 use moved::Moved;
@@ -523,7 +523,7 @@ async fn transfer<M: Guard + Send>(long: u8) -> (Moved, Channel) {
     let (_, channel, pages) = served().await;
     let tasks = (0..TASKS).map(|seed| {
         let pages = pages.clone();
-        tokio::spawn(async move {
+        async move {
             let mut random = fastrand::Rng::with_seed(seed);
             let mut moved = Moved::default();
             for _ in 0..transfers / TASKS / PIECES as u64 {
@@ -579,13 +579,9 @@ async fn transfer<M: Guard + Send>(long: u8) -> (Moved, Channel) {
                 drop(soon(loan.reclaim()).await);
             }
             moved
-        })
+        }
     });
-    let mut moved = Vec::new();
-    for task in tasks.collect::<Vec<_>>() {
-        moved.push(task.await.unwrap());
-    }
-    (moved.into_iter().sum(), channel)
+    (tasks.collect::<JoinSet<_>>().join_all().await.into_iter().sum(), channel)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -92,7 +92,7 @@ struct Counted {
     unknown: usize,
 }
 
-/// What the tasks of a load share.
+/// State that the tasks of a load share.
 #[derive(Default)]
 struct Shared {
     stopped: AtomicBool,

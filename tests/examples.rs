@@ -176,9 +176,10 @@ fn look_ups_run_no_handler_and_are_never_torn() {
     let lines: Vec<_> = said.lines().collect();
     assert!(lines[0].starts_with("16000 look-ups by "), "{said}");
     assert!(lines[1].ends_with(": none for a look-up"), "{said}");
-    assert_eq!(lines[2], "every key has the value that was written last", "{said}");
-    assert!(lines[3].ends_with(" torn reads, and found the new value"), "{said}");
-    assert!(lines[4].contains(" mixtures of two versions of a bucket were refused, "), "{said}");
+    assert!(lines[2].starts_with("by tcp the owner's runtime did each read"), "{said}");
+    assert_eq!(lines[3], "every key has the value that was written last", "{said}");
+    assert!(lines[4].ends_with(" torn reads, and found the new value"), "{said}");
+    assert!(lines[5].contains(" mixtures of two versions of a bucket were refused, "), "{said}");
 }
 
 /// Each span of the two services, and of their customer, has the one before it as its parent.

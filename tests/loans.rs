@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
 mod guarded;
+mod moved;
 mod over;
 
 use std::future::pending;
@@ -13,9 +14,10 @@ use std::time::Duration;
 use farcall::bulk::{BulkRead, BulkWrite};
 use farcall::{Buf, Bytes, Channel, Code, Executed, Result, Server, Status, Stream, Streaming, stream};
 use tokio::sync::Notify;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 
 use guarded::{Guard, Guarded, Within};
+use moved::Moved;
 
 /// A type of the application's own that holds a loan.
 #[derive(Debug, serde::Serialize, serde::Deserialize)]
@@ -512,17 +514,18 @@ async fn many_transfers_wait_for_each_other() {
 }
 
 /// Random pieces of lent memory are written and read, by many calls at once, some of which are given up. Each byte that is lent is
-/// compared, and canaries lie around it. One piece of memory in `long` is long.
-async fn transfer<M: Guard + Send>(long: u8) {
+/// compared, and canaries lie around it. One piece of memory in `long` is long. Returns what was moved, and the channel of all calls.
+async fn transfer<M: Guard + Send>(long: u8) -> (Moved, Channel) {
     const TASKS: u64 = 8;
     /// Of each call.
     const PIECES: usize = 5;
     let transfers = if std::env::var_os("FARCALL_LONG").is_some() { 50_000 } else { 1_000 };
-    let (_, _, pages) = served().await;
+    let (_, channel, pages) = served().await;
     let tasks = (0..TASKS).map(|seed| {
         let pages = pages.clone();
-        tokio::spawn(async move {
+        async move {
             let mut random = fastrand::Rng::with_seed(seed);
+            let mut moved = Moved::default();
             for _ in 0..transfers / TASKS / PIECES as u64 {
                 let most = if random.u8(..long) == 0 { 400_000 } else { 6000 };
                 let len = random.usize(1..most);
@@ -539,13 +542,17 @@ async fn transfer<M: Guard + Send>(long: u8) {
                     expected[start..at].copy_from_slice(&piece);
                     pieces.push((start, Bytes::from(piece)));
                 }
+                let written: usize = pieces.iter().map(|(_, piece)| piece.len()).sum();
                 let (into, loan) = BulkWrite::lend(page);
                 let write = pages.write(into, pieces);
                 let is_given_up = random.u8(..) < 16;
                 if is_given_up {
                     let _ = tokio::time::timeout(Duration::from_micros(random.u64(..500)), write).await;
+                    moved.given_up += written;
                 } else {
                     soon(write).await.unwrap();
+                    // They come as arguments.
+                    (moved.written, moved.sent) = (moved.written + written, moved.sent + written);
                 }
                 let mut page = soon(loan.reclaim()).await;
                 if is_given_up {
@@ -566,14 +573,15 @@ async fn transfer<M: Guard + Send>(long: u8) {
                 let read = soon(pages.read(from, ranges.clone())).await.unwrap();
                 for ((start, end), read) in ranges.into_iter().zip(read) {
                     assert!(read == expected[start..end], "{seed}: {start} to {end}");
+                    // They go back as the answer.
+                    (moved.read, moved.received) = (moved.read + read.len(), moved.received + read.len());
                 }
                 drop(soon(loan.reclaim()).await);
             }
-        })
+            moved
+        }
     });
-    for task in tasks.collect::<Vec<_>>() {
-        task.await.unwrap();
-    }
+    (tasks.collect::<JoinSet<_>>().join_all().await.into_iter().sum(), channel)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -584,5 +592,6 @@ async fn random_transfers_touch_what_is_lent_and_nothing_else() {
 /// By RDMA, the server's device reads and writes much of this memory by itself.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn random_transfers_of_registered_memory_touch_what_is_lent_and_nothing_else() {
-    transfer::<Within>(3).await;
+    let (moved, channel) = transfer::<Within>(3).await;
+    moved::by_device_over_rdma(moved, &channel).await;
 }

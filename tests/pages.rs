@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
+mod moved;
 mod over;
 
 use std::ops::{Deref, Range};
@@ -11,6 +12,8 @@ use std::time::Duration;
 use farcall::bulk::{BulkRead, BulkWrite, Lend};
 use farcall::region::{Region, RemoteRegion, Rights};
 use farcall::{Buf, Bytes, Channel, Code, Context, Executed, Result, Server, Status};
+
+use moved::Moved;
 
 /// The length of the server's region, in bytes.
 const ALL: usize = 1 << 20;
@@ -61,12 +64,19 @@ impl Cache for Pages {
 }
 
 async fn served() -> (Arc<Region>, CacheClient) {
+    let (pages, _, cache) = served_by().await;
+    (pages, cache)
+}
+
+/// Returns the cache of a server, with the channel to it and a client.
+async fn served_by() -> (Arc<Region>, Channel, CacheClient) {
     let pages = Arc::new(Region::zeroed(ALL, Rights::NONE));
     let server = Server::builder().add(CacheServer::new(Pages(pages.clone()))).config(over::config());
     let server = server.bind("127.0.0.1:0").await.unwrap();
     let address = over::address(server.local_addr());
     tokio::spawn(server.serve());
-    (pages, CacheClient::new(Channel::connect(&address).await.unwrap()))
+    let channel = Channel::connect(&address).await.unwrap();
+    (pages, channel.clone(), CacheClient::new(channel))
 }
 
 async fn soon<T>(future: impl Future<Output = T>) -> T {
@@ -103,13 +113,14 @@ async fn random_transfers_move_what_they_should_and_nothing_else() {
     const TASKS: usize = 4;
     const PART: usize = ALL / TASKS;
     let rounds = if std::env::var_os("FARCALL_LONG").is_some() { 2_000 } else { 40 };
-    let (pages, cache) = served().await;
+    let (pages, channel, cache) = served_by().await;
     let tasks = (0..TASKS).map(|task| {
         let cache = cache.clone();
         tokio::spawn(async move {
             let mut rng = fastrand::Rng::with_seed(task as u64);
             let mut expected = vec![0; PART];
             let own = Region::zeroed(PART + 300, Rights::NONE);
+            let mut moved = Moved::default();
             for _ in 0..rounds {
                 let most = [300, 40_000, PART][rng.usize(..3)];
                 let len = rng.usize(1..=most);
@@ -123,8 +134,10 @@ async fn random_transfers_move_what_they_should_and_nothing_else() {
                     let (from, loan) = BulkRead::of_region(&own, in_region.clone()).unwrap();
                     soon(cache.put(from, offset, len, task * PART + at)).await.unwrap();
                     soon(loan.reclaim()).await;
+                    moved.read += len;
                 } else {
                     let is_registered = rng.bool();
+                    *if is_registered { &mut moved.read } else { &mut moved.sent } += len;
                     let lent = if is_registered { buffer(&content).freeze() } else { content.clone().into() };
                     let (from, loan) = BulkRead::lend(lent);
                     soon(cache.put(from, offset, len, task * PART + at)).await.unwrap();
@@ -140,22 +153,28 @@ async fn random_transfers_move_what_they_should_and_nothing_else() {
                     let (into, loan) = BulkWrite::of_region(&own, in_region).unwrap();
                     soon(cache.get(into, offset, part.start, len)).await.unwrap();
                     soon(loan.reclaim()).await;
+                    moved.written += len;
                     own.read(base..).unwrap()
                 } else if rng.bool() {
+                    moved.written += len;
                     got(&cache, buffer(&canaries), offset, part).await
                 } else {
+                    moved.received += len;
                     got(&cache, canaries.clone(), offset, part).await
                 };
                 canaries[offset..offset + len].copy_from_slice(&expected[at..at + len]);
                 assert!(written == canaries, "{task}: {len} bytes from {at}");
             }
-            expected
+            (expected, moved)
         })
     });
-    for (task, expected) in tasks.collect::<Vec<_>>().into_iter().enumerate() {
-        let expected = expected.await.unwrap();
+    let mut all = Vec::new();
+    for (task, done) in tasks.collect::<Vec<_>>().into_iter().enumerate() {
+        let (expected, moved) = done.await.unwrap();
         assert!(pages.read(task * PART..(task + 1) * PART).unwrap() == expected, "{task}");
+        all.push(moved);
     }
+    moved::by_device_over_rdma(all.into_iter().sum(), &channel).await;
 }
 
 #[tokio::test]

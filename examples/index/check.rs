@@ -81,6 +81,7 @@ pub async fn run(address: &str, own: Option<&Owner>) -> Result<(), Failure> {
     let mut out = std::io::stdout();
 
     let before = index.statistics().await?;
+    let direct = direct_accesses();
     let start = Instant::now();
     let writer = tokio::spawn(write(index.clone(), model.clone()));
     let reading = (0..READERS).map(|seed| tokio::spawn(look_up(reader.clone(), model.clone(), seed)));
@@ -95,11 +96,12 @@ pub async fn run(address: &str, own: Option<&Owner>) -> Result<(), Failure> {
     found?;
     let after = index.statistics().await?;
     let (reads, torn) = reader.counts();
+    let direct = direct_accesses() - direct;
     let look_ups = READERS * LOOK_UPS;
     writeln!(
         out,
         "{look_ups} look-ups by {}, {:.0}/s, beside {writes} changes; {reads} buckets read, {torn} torn",
-        channel.transport().await?.name,
+        readers_channel.transport().await?.name,
         look_ups as f64 / took.as_secs_f64()
     )?;
     // One for each change, and that of `statistics`.
@@ -108,6 +110,7 @@ pub async fn run(address: &str, own: Option<&Owner>) -> Result<(), Failure> {
         return Err(format!("{handlers} handlers have run for {writes} changes and one question").into());
     }
     writeln!(out, "{handlers} handlers ran, for the changes and one question: none for a look-up")?;
+    writeln!(out, "{}", done_by(&readers_channel, reads, direct).await?)?;
 
     end(&index, &reader, &model).await?;
     writeln!(out, "every key has the value that was written last")?;
@@ -116,6 +119,36 @@ pub async fn run(address: &str, own: Option<&Owner>) -> Result<(), Failure> {
         writeln!(out, "{}", refuse_mixtures(own, &model)?)?;
     }
     Ok(())
+}
+
+/// Says what has done the reads: the device of the readers, or the owner's runtime.
+async fn done_by(readers: &Channel, reads: u64, direct: u64) -> Result<String, Failure> {
+    let connection = readers.connection().await?;
+    let transport = connection.transport();
+    if transport.name != "rdma" || connection.is_encrypted() {
+        let how = if transport.name == "rdma" { "encrypted RDMA" } else { transport.name };
+        return Ok(format!(
+            "by {how} the owner's runtime did each read, which costs the server processor time"
+        ));
+    }
+    // The first reads go by messages, until the owner has granted the others.
+    let by_owner = reads.saturating_sub(direct);
+    if by_owner > reads / 10 {
+        let why = "the log of the server says why if its device can't let others read";
+        return Err(format!(
+            "the owner's runtime did {by_owner} of {reads} reads, which a device should do: {why}"
+        )
+        .into());
+    }
+    Ok(format!("the readers' device did {direct} reads by itself, and the owner's runtime {by_owner}"))
+}
+
+/// Returns how often devices have used memory of another process by themselves.
+fn direct_accesses() -> u64 {
+    #[cfg(feature = "rdma")]
+    return farcall::rdma::stats().iter().map(|stats| stats.direct_accesses).sum();
+    #[cfg(not(feature = "rdma"))]
+    0
 }
 
 /// Changes keys until the readers are done. Returns how many changes it has made.

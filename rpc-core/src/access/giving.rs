@@ -8,6 +8,7 @@ use std::time::Duration;
 use bytes::BytesMut;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::lending::LentMemory;
 use super::owner::{ExportedMemory, Offered};
@@ -27,6 +28,8 @@ pub(crate) struct GivenGrant {
     to: Weak<Accesses>,
     runtime: Handle,
     hold: Box<dyn Hold>,
+    /// Closed when the peer can do nothing any more by it.
+    in_effect: watch::Receiver<()>,
 }
 
 impl GivenGrant {
@@ -35,8 +38,15 @@ impl GivenGrant {
         self.hold.is_over()
     }
 
-    pub(crate) fn runtime(&self) -> &Handle {
-        &self.runtime
+    /// Runs this at a time, unless the grant has no effect any more by then.
+    pub(crate) fn run_at(&self, time: Instant, run: impl FnOnce() + Send + 'static) {
+        let mut in_effect = self.in_effect.clone();
+        self.runtime.spawn(async move {
+            // Ends early when the channel is closed.
+            if tokio::time::timeout_at(time, in_effect.changed()).await.is_err() {
+                run();
+            }
+        });
     }
 
     /// Ends the grant in a task, when the peer uses it no more, or has had the time for that.
@@ -62,12 +72,18 @@ pub(super) struct Offer {
 
 /// The grants of one connection, as long as the peer can do anything by them.
 #[derive(Debug, Default)]
-pub(super) struct GivenGrants(Vec<InEffect>);
+pub(super) struct GivenGrants {
+    in_effect: Vec<InEffect>,
+    /// Set when the connection is about to close, so that the peer gets no more grants of regions.
+    is_closing: bool,
+}
 
 #[derive(Debug)]
 struct InEffect {
     /// The link that it is good for.
     epoch: u32,
+    /// The region. `None`: it is of a loan, which ends with its call.
+    region: Option<Target>,
     /// Closed when the peer can do nothing any more by it.
     end: watch::Receiver<()>,
 }
@@ -75,12 +91,12 @@ struct InEffect {
 impl GivenGrants {
     fn add(&mut self, grant: InEffect) {
         self.forget();
-        self.0.push(grant);
+        self.in_effect.push(grant);
     }
 
     /// Forgets those that have no effect any more.
     fn forget(&mut self) {
-        self.0.retain(|grant| grant.end.has_changed().is_ok());
+        self.in_effect.retain(|grant| grant.end.has_changed().is_ok());
     }
 }
 
@@ -102,11 +118,18 @@ impl Accesses {
         // The peer may have a link that this side is about to use. It may ask again.
         let (epoch, link) = self.sender.upgraded_in_epoch().ok_or(Outcome::NoMemory)?;
         let (in_effect, end) = watch::channel(());
-        self.given.lock().add(InEffect { epoch, end: end.clone() });
-        let atomics = atomics && changes_numbers(&*link, &*memory, &words, end).await;
+        {
+            let mut given = self.given.lock();
+            if given.is_closing {
+                return Err(Outcome::Forbidden);
+            }
+            given.add(InEffect { epoch, region: Some(target), end: end.clone() });
+        }
+        let atomics = atomics && changes_numbers(&*link, &*memory, &words, end.clone()).await;
         let grant = link.grant(words, GrantTerms { read, write, atomics, in_effect }).await;
         let Grant { descriptor, hold } = grant.ok_or(Outcome::Forbidden)?;
-        let given = GivenGrant { target, to: self.me.clone(), runtime: self.runtime.clone(), hold };
+        let (to, runtime) = (self.me.clone(), self.runtime.clone());
+        let given = GivenGrant { target, to, runtime, hold, in_effect: end };
         memory.keep(given).map_err(|_| Outcome::Gone)?;
         let mut bytes = BytesMut::new();
         let right = |has: bool, right| if has { right } else { 0 };
@@ -122,14 +145,15 @@ impl Accesses {
         let (end, in_effect) = watch::channel(());
         let Grant { descriptor, hold } =
             link.grant_loan(memory.len(), memory.pieces(), &|| memory.shared(&link, &self.runtime), end)?;
-        self.given.lock().add(InEffect { epoch, end: in_effect.clone() });
+        self.given.lock().add(InEffect { epoch, region: None, end: in_effect.clone() });
         Some(Offer { granted: Granted { epoch, rights: memory.right(), descriptor }, hold, in_effect })
     }
 
     /// Queues an offer, before the request of its call.
     pub(super) fn make(&self, offer: Offer, target: Target) -> GivenGrant {
-        self.notify(target, Operation::Offer(offer.granted));
-        GivenGrant { target, to: self.me.clone(), runtime: self.runtime.clone(), hold: offer.hold }
+        let Offer { granted, hold, in_effect } = offer;
+        self.notify(target, Operation::Offer(granted));
+        GivenGrant { target, to: self.me.clone(), runtime: self.runtime.clone(), hold, in_effect }
     }
 
     /// The server gives the grant of a loan back.
@@ -145,20 +169,46 @@ impl Accesses {
     pub(crate) fn may_be_used_unseen(&self) -> bool {
         let mut given = self.given.lock();
         given.forget();
-        !given.0.is_empty()
+        !given.in_effect.is_empty()
+    }
+
+    /// Takes the grants of regions back, and gives no more, because the connection is about to close. Returns whether there were any, when
+    /// the peer uses them no more, or has had the time for that.
+    pub(crate) async fn withdraw_grants(&self) -> bool {
+        let regions: Vec<_> = {
+            let mut given = self.given.lock();
+            given.is_closing = true;
+            given.forget();
+            given.in_effect.iter().filter_map(|grant| grant.region).collect()
+        };
+        let withdrawn = async {
+            let mut answers = Vec::with_capacity(regions.len());
+            for region in &regions {
+                answers.push((*region, self.start(*region, 0, Operation::Withdraw, 0..=0).await));
+            }
+            for (region, answer) in answers {
+                if let Ok(answer) = answer {
+                    // Whatever the peer says, the connection closes.
+                    let _ = self.outcome(region, answer).await;
+                }
+            }
+        };
+        let _ = tokio::time::timeout(PATIENCE, withdrawn).await;
+        !regions.is_empty()
     }
 
     /// Returns the grants for links that the session has left, by which the peer may still do something. A write that the peer
     /// repeats must not be done before the end of the first attempt.
     pub(super) fn grants_for_earlier_links(&self) -> Vec<watch::Receiver<()>> {
-        let has_given = !self.given.lock().0.is_empty();
+        let has_given = !self.given.lock().in_effect.is_empty();
         if !has_given {
             return Vec::new();
         }
         let now = self.sender.upgraded_in_epoch().map(|(epoch, _)| epoch);
         let mut given = self.given.lock();
         given.forget();
-        given.0.iter().filter(|grant| Some(grant.epoch) != now).map(|grant| grant.end.clone()).collect()
+        let earlier = given.in_effect.iter().filter(|grant| Some(grant.epoch) != now);
+        earlier.map(|grant| grant.end.clone()).collect()
     }
 }
 

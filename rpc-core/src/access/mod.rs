@@ -13,6 +13,7 @@ mod moving;
 mod owner;
 mod ranges;
 mod taking;
+mod under_way;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -83,6 +84,8 @@ pub(crate) struct Accesses {
     given: Mutex<rank::Leaf, GivenGrants>,
     /// Memory that this side lends to the peer, by call and number.
     lent: Mutex<rank::Leaf, HashMap<(u64, u64), Arc<OnLoan>>>,
+    /// How many operations the application has under way.
+    operations: AtomicUsize,
     /// How many accesses of the peer have no answer that has left.
     serving: AtomicUsize,
     /// How many bytes those are about that are served in tasks.
@@ -121,6 +124,7 @@ impl Accesses {
             taken: Mutex::default(),
             given: Mutex::default(),
             lent: Mutex::default(),
+            operations: AtomicUsize::new(0),
             serving: AtomicUsize::new(0),
             serving_bytes: AtomicU64::new(0),
         })
@@ -154,6 +158,7 @@ impl Accesses {
 
     /// Reads from the peer's memory. The caller has checked the range. The bytes count in the connection's account until they are dropped.
     pub(crate) async fn read(&self, target: Target, offset: u64, len: usize) -> Result<Bytes, Status> {
+        let _under_way = self.begin_operation();
         match u32::try_from(len) {
             Ok(length) if u64::from(length) <= self.max_read() => {
                 self.check_room(len)?;
@@ -184,6 +189,7 @@ impl Accesses {
         mut offset: u64,
         mut bytes: Bytes,
     ) -> Result<(), Status> {
+        let _under_way = self.begin_operation();
         let mut in_vain = false;
         if let Some(begun) = self.write_directly(target, offset, &bytes) {
             if begun.await.is_some() {
@@ -214,6 +220,7 @@ impl Accesses {
 
     /// Sets eight bytes of the peer's memory. Their owner does it, whole: a device need not.
     pub(crate) async fn store(&self, target: Target, offset: u64, value: u64) -> Result<(), Status> {
+        let _under_way = self.begin_operation();
         let bytes = Bytes::copy_from_slice(&value.to_le_bytes());
         let outcome = self.start(target, offset, Operation::Write(bytes), 0..=0).await?;
         self.outcome(target, outcome).await.map(drop)
@@ -222,6 +229,7 @@ impl Accesses {
     /// Returns the value of eight bytes of the peer's memory, read whole.
     pub(crate) async fn load(&self, target: Target, offset: u64) -> Result<u64, Status> {
         const LEN: usize = size_of::<u64>();
+        let _under_way = self.begin_operation();
         // An addition reads the number whole. A device that only reads need not.
         let rights = Granted::READ | Granted::ATOMICS;
         if let Some(begun) = self.change_directly(target, offset, Atomic::FetchAdd(0), rights)
@@ -234,6 +242,7 @@ impl Accesses {
 
     /// Does an operation on eight bytes of the peer's memory. Returns the value before it.
     pub(crate) async fn atomic(&self, target: Target, offset: u64, atomic: Atomic) -> Result<u64, Status> {
+        let _under_way = self.begin_operation();
         let Some(begun) = self.change_directly(target, offset, atomic, Granted::ATOMICS) else {
             let access = self.access(target, offset, atomic.into(), size_of::<u64>());
             return Ok(number(&Box::pin(access).await?));
@@ -457,7 +466,9 @@ impl Accesses {
 
     /// Whether none is under way, of either side.
     pub(crate) fn is_idle(&self) -> bool {
-        self.serving.load(Ordering::Acquire) == 0 && self.has_none_started()
+        self.serving.load(Ordering::Acquire) == 0
+            && self.operations.load(Ordering::Acquire) == 0
+            && self.has_none_started()
     }
 }
 

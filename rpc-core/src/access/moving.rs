@@ -42,6 +42,7 @@ impl Accesses {
         if into.len() == 0 {
             return into.check();
         }
+        let _under_way = self.begin_operation();
         let turn = into.turn(true).await?;
         for (begin, part) in into.parts(PART) {
             let offset = offset.saturating_add(begin as u64);
@@ -127,6 +128,7 @@ impl Accesses {
         if from.len() == 0 {
             return from.check();
         }
+        let _under_way = self.begin_operation();
         let mut turn = Some(from.turn(false).await?);
         // Whether some of the bytes may be there already.
         let mut has_begun = false;

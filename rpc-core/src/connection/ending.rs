@@ -9,6 +9,9 @@ use crate::proto::wire::{Close, CloseCode, FrameType, Goaway};
 use crate::status::{Blame, Executed, Status};
 use crate::transport::{Reason, Unavailable};
 
+/// How long a client that has used memory of the server by itself may take to close a connection that the server drains.
+const LAST_ACCESSES: Duration = Duration::from_secs(10);
+
 /// The activity of a server's connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Activity {
@@ -182,6 +185,11 @@ impl Connection {
         };
         self.go_away(last_call, reason);
         self.sender.progress().until(|| self.is_done()).await;
+        if self.accesses.withdraw_grants().await {
+            // A peer that was using memory by itself goes on by messages, and closes the connection when it needs it no more.
+            let _ = tokio::time::timeout(LAST_ACCESSES, self.closed()).await;
+            self.sender.progress().until(|| self.is_done()).await;
+        }
     }
 
     fn go_away(&self, last_call: u64, reason: &str) {

@@ -357,11 +357,13 @@ impl ExportedMemory for Shared {
         let Some(Exported { grants, .. }) = &mut *exported else { return Err(grant) };
         // Those of links that are gone.
         let over: Vec<_> = grants.extract_if(.., |grant| grant.is_over()).collect();
-        if let Some(expires) = self.expires.filter(|_| grants.is_empty()) {
+        // Each grant has a timer of its own, because the runtime of another may be gone by then.
+        if let Some(expires) = self.expires {
             let this = Arc::downgrade(&self);
-            grant.runtime().spawn(async move {
-                tokio::time::sleep_until(expires).await;
-                this.upgrade().inspect(|this| this.end_grants());
+            grant.run_at(expires, move || {
+                if let Some(this) = this.upgrade() {
+                    this.end_grants();
+                }
             });
         }
         grants.push(grant);

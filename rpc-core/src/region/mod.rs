@@ -39,7 +39,7 @@
 //!   nothing: the device may have read the rest later.
 //! - An access that is started after another has returned takes effect after it. Others take effect in any order.
 //! - An access that fails with the connection [may have been done](crate::status::Executed::Maybe), or may still be done, because the
-//!   owner may have received it already. farcall never repeats one. Use numbers that only grow to find out, as the example
+//!   owner may have received it already. farcall does not repeat it. Use numbers that only grow to find out, as the example
 //!   `sequencer` does with its locks.
 //! - A number that peers count in is changed by operations on numbers only. A `write` to it may undo one of these.
 //! - By RDMA peers [read](RemoteMemory::read) and [write](RemoteMemory::write) a region by themselves, and have the owner's device change
@@ -47,8 +47,9 @@
 //!   be able to register the memory, which stays in RAM as long as a peer uses it, and counts against the limit on locked memory.
 //!   A region whose numbers peers have changed by RDMA stays there until it is revoked. The owner's runtime does all other accesses, and
 //!   those that go by TCP.
-//! - If the RDMA link fails and the connection does not, accesses go on by TCP. A write that was under way may take effect twice then,
-//!   both times before it returns. An operation on a number that was under way fails with UNAVAILABLE, and may have been done.
+//! - If the RDMA link fails and the connection does not, accesses go on by TCP. farcall repeats a read or write that this process's device
+//!   was doing. So the write may take effect twice, both times before it returns. An operation on a number that a device was doing
+//!   fails with UNAVAILABLE, and may have been done. farcall never repeats one.
 
 mod exported;
 mod local;

@@ -99,7 +99,8 @@ impl fmt::Debug for RemoteRegion {
 /// - NOT_FOUND, if the peer does not export the region: it was revoked, or has expired.
 /// - UNAVAILABLE, if there is no connection. An access that had not begun moves to the next connection, four attempts in all. If it
 ///   says [Maybe](Executed::Maybe), the connection was lost, and the access may have been done. farcall does not repeat it. So it is with
-///   an operation on a number that an RDMA device was doing when it, or the link, failed.
+///   an operation on a number that an RDMA device was doing when it, or the link, failed. A read or write whose RDMA link fails is no
+///   error: it is done again by TCP, and the write may take effect twice, both times before it returns.
 /// - UNIMPLEMENTED, if the peer's farcall is too old.
 #[derive(Clone, Debug)]
 pub struct RemoteMemory {

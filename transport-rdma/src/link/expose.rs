@@ -38,6 +38,8 @@ pub(super) struct Exposures {
     open: BTreeMap<u32, Exposure>,
     bytes: usize,
     windows: Windows,
+    /// Why the peer can't use memory of this side by itself, if it can't.
+    why_not: Option<String>,
     /// When the oldest must have been answered.
     due: Option<Instant>,
     /// Somebody looks at that.
@@ -52,18 +54,21 @@ enum Windows {
     /// The control thread allocates them.
     Coming,
     There,
-    /// The peer can't read, or the device has none.
-    Never,
 }
 
 impl Exposures {
-    /// The peer can't read.
-    pub(super) fn forbid(&mut self) {
-        self.windows = Windows::Never;
+    /// The peer can't read, or the device has no windows.
+    pub(super) fn forbid(&mut self, why: String) {
+        self.why_not = Some(why);
+    }
+
+    /// Returns why nothing can be exposed, if that is so.
+    pub(super) fn why_not(&self) -> Option<&str> {
+        self.why_not.as_deref()
     }
 
     pub(super) fn is_possible(&self) -> bool {
-        self.windows != Windows::Never
+        self.why_not.is_none()
     }
 
     /// Whether somebody must begin to [watch] over what is exposed.
@@ -120,8 +125,10 @@ impl Expose for Exposer<'_> {
         let Sending { exposures, qp: Some(qp), requests, blocked, shares, .. } = &mut *self.sending else {
             return Exposing::Never;
         };
+        if !exposures.is_possible() {
+            return Exposing::Never;
+        }
         match exposures.windows {
-            Windows::Never => return Exposing::Never,
             Windows::There => {}
             Windows::Coming | Windows::None => {
                 if exposures.windows == Windows::None {
@@ -207,10 +214,13 @@ impl LinkCore {
         self.resources.rendezvous_pool.control().spawn(move || {
             let result = qp.alloc_windows(count);
             let Some(link) = link.upgrade() else { return };
-            if let Err(error) = &result {
-                tracing::warn!(link = link.name(), %error, "no memory windows: long messages are copied");
+            match result {
+                Ok(()) => link.sending().exposures.windows = Windows::There,
+                Err(error) => {
+                    tracing::warn!(link = link.name(), %error, "no memory windows: long messages are copied");
+                    link.sending().exposures.forbid(format!("there are no memory windows: {error}"));
+                }
             }
-            link.sending().exposures.windows = if result.is_ok() { Windows::There } else { Windows::Never };
             link.resources.mailbox.changed(link.number);
         });
     }

@@ -3,13 +3,15 @@
 //! A grant begins with a bind, in front of the message that tells the peer of it. It ends with an invalidation, after which the window
 //! lets go of the memory, or with the queue pair.
 
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, MutexGuard, Weak};
+use std::time::Duration;
 
 use bytes::Bytes;
 use farcall_core::transport::{
     DeviceAtomics, DeviceId, DirectMemory, Grant, GrantTerms, Hold, Registered, Unavailable, Words,
 };
 use tokio::sync::{oneshot, watch};
+use tokio::time::Instant;
 
 use super::LinkCore;
 use super::descriptor::{MAX_PIECES, describe};
@@ -27,6 +29,9 @@ const MOST_OF_LOANS: usize = 64;
 /// Windows for loans are allocated in steps of so many.
 const STEP: usize = 4;
 
+/// How long after an attempt to allocate windows for loans that has failed the next one comes, at least.
+const PAUSE: Duration = Duration::from_secs(1);
+
 /// The windows that one link uses for grants.
 #[derive(Default)]
 pub(super) struct Grants {
@@ -34,8 +39,12 @@ pub(super) struct Grants {
     loans: usize,
     /// How many were allocated.
     allocated: usize,
-    /// The control thread allocates some for loans, or could not.
+    /// The control thread allocates some for loans.
     is_growing: bool,
+    /// When it may do so again, and why it could not the last time. `None`: it could.
+    failed: Option<(Instant, String)>,
+    /// The log says why the peer can't use memory by itself.
+    has_said_why_not: bool,
 }
 
 /// Memory of one of the two kinds.
@@ -255,8 +264,14 @@ impl LinkCore {
     /// Takes a place for the grant of a region. Returns it with the queue pair.
     fn begin_grant(self: &Arc<Self>) -> Option<(Place, Arc<dyn QueuePair>)> {
         let mut sending = self.sending();
-        let qp = self.may_grant(&sending).filter(|_| sending.grants.regions < MOST_REGIONS)?;
+        let Some(qp) = self.may_grant(&sending) else {
+            self.say_why_not(sending);
+            return None;
+        };
         let grants = &mut sending.grants;
+        if grants.regions >= MOST_REGIONS {
+            return None;
+        }
         grants.regions += 1;
         let missing = usize::from(grants.regions + grants.loans > grants.allocated);
         grants.allocated += missing;
@@ -266,34 +281,69 @@ impl LinkCore {
     /// Takes a place for the grant of a loan, if there are so many windows for it.
     fn begin_loan(self: &Arc<Self>, windows: usize) -> Option<(Place, Arc<dyn QueuePair>)> {
         let mut sending = self.sending();
-        let qp = self.may_grant(&sending).filter(|_| sending.grants.loans + windows <= MOST_OF_LOANS)?;
+        let Some(qp) = self.may_grant(&sending) else {
+            self.say_why_not(sending);
+            return None;
+        };
         let grants = &mut sending.grants;
+        if grants.loans + windows > MOST_OF_LOANS {
+            return None;
+        }
         let needed = grants.regions + grants.loans + windows;
         if needed <= grants.allocated {
             grants.loans += windows;
             return Some((Place { link: Arc::downgrade(self), kind: Kind::Loan, windows, missing: 0 }, qp));
         }
-        if !std::mem::replace(&mut grants.is_growing, true) {
-            let link = Arc::downgrade(self);
-            let steps = (needed - grants.allocated).div_ceil(STEP);
-            self.resources.rendezvous_pool.control().spawn(move || {
-                for _ in 0..steps {
-                    // Without more windows loans are used by messages.
-                    let Ok(()) = qp.alloc_windows(STEP) else { return };
-                    let Some(link) = link.upgrade() else { return };
-                    link.sending().grants.allocated += STEP;
-                }
-                if let Some(link) = link.upgrade() {
-                    link.sending().grants.is_growing = false;
-                }
-            });
+        let may_grow = grants.failed.as_ref().is_none_or(|(again, _)| Instant::now() >= *again);
+        if may_grow && !std::mem::replace(&mut grants.is_growing, true) {
+            self.grow(qp, (needed - grants.allocated).div_ceil(STEP));
         }
+        self.say_why_not(sending);
         None
+    }
+
+    /// Has the control thread allocate more windows for loans. Until then loans are used by messages.
+    fn grow(self: &Arc<Self>, qp: Arc<dyn QueuePair>, steps: usize) {
+        let (link, again) = (Arc::downgrade(self), Instant::now() + PAUSE);
+        self.resources.rendezvous_pool.control().spawn(move || {
+            for _ in 0..steps {
+                let allocated = qp.alloc_windows(STEP);
+                let Some(link) = link.upgrade() else { return };
+                let grants = &mut link.sending().grants;
+                grants.failed = allocated.err().map(|error| (again, error.to_string()));
+                if grants.failed.is_some() {
+                    break;
+                }
+                grants.allocated += STEP;
+            }
+            if let Some(link) = link.upgrade() {
+                link.sending().grants.is_growing = false;
+            }
+        });
     }
 
     /// Returns the queue pair, if the peer can be let use memory by itself.
     fn may_grant(&self, sending: &Sending) -> Option<Arc<dyn QueuePair>> {
         let is_possible = sending.is_open() && sending.exposures.is_possible() && self.seal().is_none();
         sending.qp().filter(|_| is_possible)
+    }
+
+    /// Says once why the peer can't use memory by itself, if windows are the reason.
+    fn say_why_not(&self, mut sending: MutexGuard<'_, Sending>) {
+        let Sending { exposures, grants, .. } = &mut *sending;
+        let failed = grants.failed.as_ref().map(|(_, why)| why.as_str());
+        let Some(why) = exposures.why_not().or(failed).filter(|_| !grants.has_said_why_not) else { return };
+        if self.seal().is_some() {
+            return;
+        }
+        let why = why.to_owned();
+        grants.has_said_why_not = true;
+        // A slow log must not hold the lock.
+        drop(sending);
+        tracing::warn!(
+            link = self.name,
+            why,
+            "peers can't use regions and lent memory by themselves: this process does it for them"
+        );
     }
 }

@@ -128,8 +128,13 @@ impl LinkCore {
         let overhead = self.overhead();
         let max_frame = peer.max_frame(overhead).min(SLOT - HEADER_LEN - overhead);
         self.max_frame.store(max_frame as u32, Ordering::Release);
-        let can_expose = device.windows > 0 && device.reads_served > 0 && peer.reads > 0;
-        self.sending().open(peer.grant, can_expose, device.reads.min(peer.reads_served));
+        let cannot_expose = [
+            (device.windows == 0, "this side's device has no memory windows of type 2B"),
+            (device.reads_served == 0, "this side's device serves no READs"),
+            (peer.reads == 0, "the peer's device makes no READs"),
+        ];
+        let cannot_expose = cannot_expose.into_iter().find_map(|(is_so, why)| is_so.then_some(why));
+        self.sending().open(peer.grant, cannot_expose, device.reads.min(peer.reads_served));
     }
 
     /// To be kept while a control thread connects the queue pair.

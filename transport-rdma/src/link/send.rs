@@ -91,9 +91,9 @@ impl Sending {
 
     /// The peer is known: it has granted so much, READs `reads` messages of this side at most, and serves as many READs
     /// as are allowed.
-    pub(super) fn open(&mut self, grant: u32, can_expose: bool, reads: u8) {
-        if !can_expose {
-            self.exposures.forbid();
+    pub(super) fn open(&mut self, grant: u32, cannot_expose: Option<&str>, reads: u8) {
+        if let Some(why) = cannot_expose {
+            self.exposures.forbid(why.to_owned());
         }
         self.transfers.allow(usize::from(reads).min(self.shares.reads), self.shares.bulk_window);
         self.credits = SendCredits::new(grant);

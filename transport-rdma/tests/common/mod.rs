@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "what fails here fails the test")]
 
 pub(crate) mod atomics;
+mod beside;
 pub(crate) mod scenarios;
 pub(crate) mod windows;
 pub(crate) mod words;

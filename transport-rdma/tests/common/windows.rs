@@ -8,6 +8,7 @@ use bytes::Bytes;
 use farcall_rdma::testing::device::*;
 use farcall_rdma::testing::verbs;
 
+use super::beside::beside;
 use super::{End, Machine, SLOT, connect, failure, received, request};
 
 /// In memory that a READ has to fail to get.
@@ -197,34 +198,16 @@ pub(crate) fn grant_that_is_over_grants_nothing(machine: Machine) {
     }
 }
 
-/// Offsets and lengths that are not within memory of this length.
-pub(super) fn beside(len: usize) -> [(i64, usize); 8] {
-    let (before, after) = (-(PAGE as i64), len as i64);
-    [
-        (before, PAGE),
-        (after, PAGE),
-        (-1, 1),
-        (after, 1),
-        (-1, len),
-        (1, len),
-        (before, 3 * PAGE + len),
-        (i64::MIN / 2, PAGE),
-    ]
-}
-
 pub(crate) fn bytes_beside_a_grant_are_out_of_reach(machine: Machine) {
     // Neither on pages of its own, nor a multiple of one.
     let victim = Victim::new(&machine, 2 * PAGE);
     let exposed = victim.exposed.slice(100..PAGE + 200);
     let len = exposed.len();
-    for (offset, count) in beside(len) {
+    for (begin, count) in beside(len) {
         let (reader, owner) = pair(&machine);
-        let exposure = owner.grant(&exposed);
-        let addr = exposure.addr().wrapping_add_signed(offset);
-        let from = RemoteRange { addr, rkey: exposure.rkey() };
-        let (result, extent) = reader.read(&victim.arena, from, count);
-        assert_eq!(result, Err(WcStatus::REM_ACCESS_ERR), "{count} bytes at {offset}");
-        assert!(!extent.contains(&SECRET), "{count} bytes at {offset}");
+        let (result, extent) = reader.read(&victim.arena, begin.of(&owner.grant(&exposed)), count);
+        assert_eq!(result, Err(WcStatus::REM_ACCESS_ERR), "{count} bytes at {begin:?}");
+        assert!(!extent.contains(&SECRET), "{count} bytes at {begin:?}");
     }
 }
 

@@ -9,7 +9,8 @@ use farcall_rdma::testing::device::*;
 use farcall_rdma::testing::dma::SharedExtent;
 use farcall_rdma::testing::verbs;
 
-use super::windows::{PAGE, SECRET, at, beside, pair};
+use super::beside::beside;
+use super::windows::{PAGE, SECRET, at, pair};
 use super::{End, Machine, failure};
 
 /// Three pages of secrets, words that may be read, and three pages of secrets.
@@ -142,14 +143,14 @@ pub(crate) fn words_in_an_arena_are_written_until_the_grant_is_over(machine: Mac
     assert_eq!(writer.write(value(&arena, 8, 9), at(&exposure)), Err(WcStatus::REM_ACCESS_ERR));
     assert!(extent[..LEN] == [7; LEN], "it was written to after its grant");
 
-    for (offset, count) in beside(LEN) {
+    for (begin, count) in beside(LEN) {
         let (writer, owner) = pair(&machine);
         let memory = shared();
         let exposure = granted(&owner, &memory);
-        let to = RemoteRange { addr: exposure.addr().wrapping_add_signed(offset), rkey: exposure.rkey() };
+        let to = begin.of(&exposure);
         let written = writer.write(value(&arena, count, 0xee), to);
-        assert_eq!(written, Err(WcStatus::REM_ACCESS_ERR), "{count} bytes at {offset}");
-        assert!(bytes_of(&memory)[LEN..LEN + 3 * PAGE] == [SECRET; 3 * PAGE], "{count} bytes at {offset}");
+        assert_eq!(written, Err(WcStatus::REM_ACCESS_ERR), "{count} bytes at {begin:?}");
+        assert!(bytes_of(&memory)[LEN..LEN + 3 * PAGE] == [SECRET; 3 * PAGE], "{count} bytes at {begin:?}");
     }
     let (reader, owner) = pair(&machine);
     let memory = shared();
@@ -159,16 +160,16 @@ pub(crate) fn words_in_an_arena_are_written_until_the_grant_is_over(machine: Mac
 pub(crate) fn words_beside_a_grant_are_not_written(machine: Machine) {
     let (part, arena) = (Part::new(WORDS + 5), machine.device.add_arena(1 << 20).unwrap());
     let (expected, len) = (part.bytes(), 8 * (WORDS + 5));
-    for (offset, count) in beside(len) {
+    for (begin, count) in beside(len) {
         let (writer, owner) = pair(&machine);
         let exposure = owner.grant_words_for(&machine, Arc::clone(&part) as Words, BOTH);
-        let to = RemoteRange { addr: exposure.addr().wrapping_add_signed(offset), rkey: exposure.rkey() };
+        let to = begin.of(&exposure);
         let written = writer.write(value(&arena, count, 0xee), to);
-        assert_eq!(written, Err(WcStatus::REM_ACCESS_ERR), "{count} bytes at {offset}");
+        assert_eq!(written, Err(WcStatus::REM_ACCESS_ERR), "{count} bytes at {begin:?}");
         part.is_alone();
         // A write that goes past the end may have been done up to there, by devices that check each packet.
-        if offset < 0 || offset >= len as i64 {
-            assert!(part.bytes() == expected, "{count} bytes at {offset}");
+        if !begin.is_within(len) {
+            assert!(part.bytes() == expected, "{count} bytes at {begin:?}");
         }
     }
 }
@@ -216,11 +217,10 @@ pub(crate) fn words_are_read_as_they_are_until_the_grant_is_over(machine: Machin
 pub(crate) fn words_beside_a_grant_are_out_of_reach(machine: Machine) {
     let (part, arena) = (Part::new(WORDS + 5), machine.device.add_arena(1 << 20).unwrap());
     let len = 8 * (WORDS + 5);
-    for (offset, count) in beside(len) {
+    for (begin, count) in beside(len) {
         let (reader, owner) = pair(&machine);
         let exposure = owner.grant_words(&machine, Arc::clone(&part) as Words);
-        let addr = exposure.addr().wrapping_add_signed(offset);
-        reader.read_in_vain(&arena, RemoteRange { addr, rkey: exposure.rkey() }, count);
+        reader.read_in_vain(&arena, begin.of(&exposure), count);
     }
 }
 
@@ -281,16 +281,15 @@ pub(crate) fn a_part_of_words_has_bounds_of_its_own(machine: Machine) {
     assert_eq!(weak.strong_count(), 0, "the window keeps words that nobody can use by it");
 
     let (part, all) = registered();
-    for (offset, count) in beside(LEN) {
+    for (begin, count) in beside(LEN) {
         let (peer, owner) = pair(&machine);
         let exposure = granted(&owner, &part, &all, RemoteAccess::READ);
-        let addr = exposure.addr().wrapping_add_signed(offset);
-        peer.read_in_vain(&arena, RemoteRange { addr, rkey: exposure.rkey() }, count);
+        peer.read_in_vain(&arena, begin.of(&exposure), count);
         let (peer, owner) = pair(&machine);
         let exposure = granted(&owner, &part, &all, WRITE);
-        let to = RemoteRange { addr: exposure.addr().wrapping_add_signed(offset), rkey: exposure.rkey() };
+        let to = begin.of(&exposure);
         let written = peer.write(value(&arena, count, 0xee), to);
-        assert_eq!(written, Err(WcStatus::REM_ACCESS_ERR), "{count} bytes at {offset}");
+        assert_eq!(written, Err(WcStatus::REM_ACCESS_ERR), "{count} bytes at {begin:?}");
         part.is_alone();
     }
 }

@@ -328,6 +328,7 @@ async fn a_device_without_windows_exposes_no_region() {
     let hosts = Hosts::new();
     hosts.server.limit_windows(0);
     let t = Setup::on(&hosts, Vec::new(), |host| Near { host, cipher: None });
+    let (log, _guard) = Log::start();
     let region = Region::zeroed(4096, Rights::READ | Rights::WRITE | Rights::ATOMICS);
     let remote = region.remote().on(t.channel.clone());
     for i in 0..50 {
@@ -339,5 +340,13 @@ async fn a_device_without_windows_exposes_no_region() {
     assert_eq!(connection.transport().name, "rdma");
     assert_eq!((t.reads.load(Ordering::Relaxed), t.atomics.load(Ordering::Relaxed)), (0, 0));
     assert_eq!(t.fabric.windows(), (0, 0));
+    // It says so once, however many regions are asked for.
+    let other = Region::zeroed(4096, Rights::READ);
+    for _ in 0..50 {
+        other.remote().on(t.channel.clone()).read(..8).await.unwrap();
+    }
+    let said = log.said();
+    assert_eq!(said.matches("peers can't use regions and lent memory by themselves").count(), 1, "{said}");
+    assert!(said.contains("this side's device has no memory windows of type 2B"), "{said}");
     region.revoke().await;
 }

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use bytes::Bytes;
 use farcall_core::bulk::{BulkRead, LendParts, Loan};
@@ -16,7 +17,7 @@ use tokio::sync::{mpsc as channel, oneshot};
 use tokio::task::JoinHandle;
 
 use crate::near::Near;
-use crate::setup::{Elsewhere, Hosts, PATIENCE, Setup, runtime};
+use crate::setup::{Elsewhere, Hosts, Log, PATIENCE, Setup, runtime};
 
 pub(crate) const LEN: usize = 300_000;
 
@@ -98,10 +99,15 @@ impl Lender {
     /// Lends memory in a call.
     pub(crate) fn lend_this<M: LendParts + Sync>(&self, memory: M) -> (JoinHandle<Result<Bytes>>, Loan<M>) {
         let (handle, loan) = BulkRead::lend(memory);
+        (self.call_with(&handle), loan)
+    }
+
+    /// Makes a call that lends what the handle names.
+    pub(crate) fn call_with(&self, handle: &BulkRead) -> JoinHandle<Result<Bytes>> {
         let mut arguments = Encoder::new().lending();
-        Postcard::encode(&handle, &mut arguments).unwrap();
+        Postcard::encode(handle, &mut arguments).unwrap();
         let call: Call<Result<Bytes>, Raw> = self.stub.call(1, Ok(arguments.finish()));
-        (tokio::spawn(call.into_future()), loan)
+        tokio::spawn(call.into_future())
     }
 
     pub(crate) async fn arrived(&mut self) -> Arrived {
@@ -308,6 +314,7 @@ async fn a_device_without_windows_exposes_no_loan() {
     lender.t.until(|t| t.bound() == 0).await;
     let windows = lender.t.fabric.windows();
     hosts.client.limit_windows(0);
+    let (log, _guard) = Log::start();
     for _ in 0..20 {
         let (call, loan) = lender.lend();
         let (lent, answer) = lender.arrived().await;
@@ -318,4 +325,18 @@ async fn a_device_without_windows_exposes_no_loan() {
         reclaimed(loan).await;
     }
     assert_eq!(lender.t.channel.connection().await.unwrap().transport().name, "rdma");
+    let said = log.said();
+    assert_eq!(said.matches("peers can't use regions and lent memory by themselves").count(), 1, "{said}");
+    assert!(said.contains("ibv_alloc_mw"), "{said}");
+
+    // When there are windows again, loans get some.
+    hosts.client.limit_windows(4096);
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(1)).await;
+    tokio::time::resume();
+    let again = tokio::time::timeout(PATIENCE, lender.lend_directly()).await;
+    let (call, loan, arrived) = again.expect("no read is direct");
+    drop(arrived);
+    call.await.unwrap().unwrap();
+    reclaimed(loan).await;
 }

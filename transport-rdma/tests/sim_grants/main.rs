@@ -6,7 +6,10 @@
 
 mod atomics;
 mod bytes;
+mod drain;
+mod expiry;
 mod idle;
+mod lent_regions;
 mod loans;
 #[path = "../near/mod.rs"]
 mod near;

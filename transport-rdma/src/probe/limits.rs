@@ -42,11 +42,9 @@ fn memlock(view: &View<'_>) -> Option<Finding> {
     let soft = lockable(view.machine)?;
     let memlock = memlock_of(view.machine, RdmaConfig::LEAST_MEMORY, most);
     if soft < memlock.in_use.saturating_add(memlock.asked) {
-        let finding = Finding::from(&Unavailable::Memlock(memlock));
-        return Some(match for_container(view) {
-            Some(fix) => Finding { fix, ..finding },
-            None => finding,
-        });
+        let mut finding = Finding::from(&Unavailable::Memlock(memlock));
+        finding.fix.push_str(for_container(view));
+        return Some(finding);
     }
     if soft >= most {
         return None;
@@ -56,24 +54,26 @@ fn memlock(view: &View<'_>) -> Option<Finding> {
         "{} KiB may be locked, the configuration allows {kib} KiB (`rdma.memory` and `rdma.bulk_memory`)",
         soft / 1024
     );
-    let own = || {
-        format!(
-            "`ulimit -l {kib}`, a `memlock` line in /etc/security/limits.conf, or LimitMEMLOCK=infinity in a systemd unit; or lower the settings"
-        )
-    };
-    Some(Finding::new(&MEMLOCK_LOW, seen, for_container(view).unwrap_or_else(own)))
+    let mut fix = format!(
+        "`ulimit -l {kib}`, a `memlock` line in /etc/security/limits.conf, or LimitMEMLOCK=infinity in a systemd unit; or lower the settings"
+    );
+    fix.push_str(for_container(view));
+    Some(Finding::new(&MEMLOCK_LOW, seen, fix))
 }
 
-/// Returns how a container is allowed to lock memory. `None`: this is none.
-fn for_container(view: &View<'_>) -> Option<String> {
-    let fix = if is_first_namespace(view.machine) {
-        "in a container: start it with `docker run --cap-add=IPC_LOCK --ulimit memlock=-1`; in Kubernetes add `securityContext: \
-         {capabilities: {add: [IPC_LOCK]}}` to it, and if it does not run as root set LimitMEMLOCK=infinity for the container runtime"
-    } else {
-        "in a container with a user namespace of its own, where IPC_LOCK does not count: start it with `docker run --ulimit memlock=-1`; in \
-         Kubernetes set LimitMEMLOCK=infinity for the container runtime"
-    };
-    view.in_container().then(|| format!("{fix}; or lower `rdma.memory` and `rdma.bulk_memory`"))
+/// Returns how a container is allowed to lock memory, as the end of a list of fixes. Empty if this is none.
+fn for_container(view: &View<'_>) -> &'static str {
+    match (view.in_container(), is_first_namespace(view.machine)) {
+        (false, _) => "",
+        (true, true) => {
+            "; in a container: start it with `docker run --cap-add=IPC_LOCK --ulimit memlock=-1`; in Kubernetes add `securityContext: \
+             {capabilities: {add: [IPC_LOCK]}}` to it, and if it does not run as root set LimitMEMLOCK=infinity for the container runtime"
+        }
+        (true, false) => {
+            "; in a container with a user namespace of its own, where IPC_LOCK does not count: start it with `docker run --ulimit memlock=-1`; \
+             in Kubernetes set LimitMEMLOCK=infinity for the container runtime"
+        }
+    }
 }
 
 /// Finds a limit on open files that is lower than the configured number of connections.

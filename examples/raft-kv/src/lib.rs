@@ -9,8 +9,11 @@
 //! | [`service`] | calls of clients and operators |
 //! | [`node`] | one node: all of these, from start to graceful stop |
 //! | [`client`] | the client, which follows the leader |
+//! | `metrics` | metrics for Prometheus, with the feature of this name |
 
 pub mod client;
+#[cfg(feature = "metrics")]
+pub mod metrics;
 pub mod network;
 pub mod node;
 pub mod service;

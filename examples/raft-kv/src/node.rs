@@ -94,10 +94,12 @@ impl Node {
         for method in ["init", "add_learner", "add_voter", "remove"] {
             health.takes_long(format!("raftkv.v1.Cluster/{method}"));
         }
-        let server = Server::builder()
+        let builder = Server::builder();
+        #[cfg(feature = "metrics")]
+        let builder = builder.intercept(farcall::metrics::server);
+        let server = builder
             .config(config)
             .with_env()
-            .intercept(farcall::metrics::server)
             .add(KvServer::new(KvService::new(&raft, reader)))
             .add(ClusterServer::new(ClusterService::new(raft.clone())))
             .add(RaftPeerServer::new(Receiver::new(raft.clone(), store.snapshots)))
@@ -148,9 +150,8 @@ async fn follow(raft: &Raft, health: &Reporter) -> String {
             let state = state.borrow();
             // openraft 0.9 lets a leader stay one that hears from no majority; it can't answer anything then.
             let is_alone = state.millis_since_quorum_ack.is_some_and(|silence| silence > lease);
-            metrics::gauge!("raft_kv_term").set(state.current_term as f64);
-            metrics::gauge!("raft_kv_leads").set(f64::from(state.state.is_leader()));
-            metrics::gauge!("raft_kv_applied").set(state.last_applied.map_or(0, |last| last.index) as f64);
+            #[cfg(feature = "metrics")]
+            crate::metrics::tell(&state);
             (state.current_leader.is_some() && !is_alone, state.running_state.clone())
         };
         if let Err(why) = running {

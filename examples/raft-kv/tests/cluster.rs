@@ -20,8 +20,6 @@ use raft_kv::types::{NodeId, RequestId};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use support::{Cluster, until};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 use tokio::sync::{Mutex, MutexGuard, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
@@ -386,14 +384,16 @@ async fn the_commands_of_the_readme_make_a_cluster_and_call_it() {
     assert!(cluster.wait().unwrap().success());
 }
 
+#[cfg(feature = "metrics")]
 #[tokio::test(flavor = "multi_thread")]
 async fn prometheus_gets_metrics_of_calls_and_of_raft() {
     let _alone = alone().await;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let address = format!("127.0.0.1:{}", free_ports(1));
     let cluster = Cluster::start(1, &["--metrics", &address]).await;
     cluster.client().put("k", "v".into()).await.unwrap();
     let metrics = || async {
-        let mut stream = TcpStream::connect(&address).await.unwrap();
+        let mut stream = tokio::net::TcpStream::connect(&address).await.unwrap();
         stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").await.unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.unwrap();

@@ -14,7 +14,7 @@ use crate::http::{Form, Http};
 #[derive(Clone)]
 pub(crate) enum Caller {
     Farcall { kv: KvClient, cluster: ClusterClient },
-    Http(Http),
+    Http(Box<Http>),
 }
 
 /// Returns the configuration of farcall: as it is, by TCP.
@@ -32,8 +32,8 @@ impl Caller {
                 let channel = channel.connect_lazy(&farcall_address(address))?;
                 Self::Farcall { kv: KvClient::new(&channel), cluster: ClusterClient::new(&channel) }
             }
-            Network::HttpJson => Self::Http(Http::new(address, Form::Json)),
-            Network::HttpPostcard => Self::Http(Http::new(address, Form::Postcard)),
+            Network::HttpJson => Self::Http(Http::new(address, Form::Json).into()),
+            Network::HttpPostcard => Self::Http(Http::new(address, Form::Postcard).into()),
         })
     }
 

@@ -1,12 +1,10 @@
 //! `raft-kv serve`: a node.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use farcall::{Config, StopSignals};
-use metrics_exporter_prometheus::PrometheusBuilder;
 use raft_kv::node::{Node, Timing};
 use raft_kv::types::NodeId;
 use tokio::sync::oneshot;
@@ -23,8 +21,9 @@ pub(super) struct Serve {
     #[arg(long, value_name = "DIR")]
     data: PathBuf,
     /// The address at which Prometheus gets the node's metrics, by HTTP. None unless set.
+    #[cfg(feature = "metrics")]
     #[arg(long, value_name = "IP:PORT")]
-    metrics: Option<SocketAddr>,
+    metrics: Option<std::net::SocketAddr>,
     #[command(flatten)]
     times: Times,
 }
@@ -56,10 +55,8 @@ impl Times {
 impl Serve {
     pub(super) async fn run(&self, config: Config) -> Result<()> {
         let mut signals = StopSignals::new()?;
-        if let Some(address) = self.metrics {
-            let exporter = PrometheusBuilder::new().with_http_listener(address).install();
-            exporter.with_context(|| format!("metrics can't be had at {address}"))?;
-        }
+        #[cfg(feature = "metrics")]
+        self.metrics.map_or(Ok(()), raft_kv::metrics::export)?;
         let node = Node::start(self.id, &self.listen, &self.data, config, self.times.timing()).await?;
         tracing::info!(id = self.id, listen = self.listen, "the node serves");
         let (tell, told) = oneshot::channel::<()>();

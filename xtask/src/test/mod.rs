@@ -276,8 +276,14 @@ impl Run {
     fn raft_kv(&mut self) -> Result<()> {
         packages::ensure(packages::CLOCKS)?;
         let target = host::target_dir()?.join("raft-kv").display().to_string();
-        let tests =
-            ["--manifest-path", "examples/raft-kv/Cargo.toml", "--target-dir", &target, "--features", "metrics"];
+        let tests = [
+            "--manifest-path",
+            "examples/raft-kv/Cargo.toml",
+            "--target-dir",
+            &target,
+            "--features",
+            "metrics",
+        ];
         self.cargo_tests(&tests)?;
         versions::upgrade(self, &tests)
     }

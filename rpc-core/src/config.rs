@@ -61,8 +61,8 @@ pub struct Limits {
     /// For clients: how many bytes of arguments the calls in progress on one connection may have together. They are kept until the
     /// call ends, because it may have to be sent again. Further calls wait or, [by choice](Calls::wait_for_room), fail. So a slow
     /// or absent server does not use up the client's memory. Arguments below 4 KiB count, as 4 KiB, only if their call waits for a
-    /// connection; longer ones than this go alone. Items of streams are not counted either: each stream keeps one message of them, until that is sent. Default 256
-    /// MiB; at least 64 KiB.
+    /// connection; longer ones than this go alone. Items of streams are not counted: each stream keeps one message of them, until
+    /// that is sent. Default 256 MiB; at least 64 KiB.
     pub request_memory: u64,
     /// For servers: how much memory all clients together may make the process hold, in bytes. Counted are messages that
     /// have arrived in part with the buffers that they are read to, arguments of handlers that run and their decoded form beyond
@@ -90,7 +90,7 @@ pub struct Limits {
     /// than 4 KiB in this time, of all such messages together, are a stop; pings and messages that come whole do not count.
     /// Default 30,000; 0: for ever.
     pub stall_ms: u64,
-    /// For servers: how long a connection may be idle, in milliseconds: without a call, a stream, or a byte of its client. Then
+    /// For servers: how long a connection may be idle, in milliseconds: without a call, a stream, or a message of its client. Then
     /// the server closes it as when it drains, so no call is lost: the client connects again for its next call. A connection by RDMA
     /// whose client has used a region is not idle until the region is revoked, because the client's device may be using it. Default 0:
     /// for ever.

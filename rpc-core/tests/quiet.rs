@@ -133,6 +133,23 @@ async fn an_idle_connection_is_closed_and_no_call_is_lost() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_connection_whose_client_only_pings_is_idle() {
+    let server = watching(limits(|limits| limits.idle_ms = 10_000));
+    let mut peer = greeted(&server).await;
+    for _ in 0..20 {
+        tokio::time::sleep(secs(1)).await;
+        peer.link_frame(FrameType::PING, vec![0; 8]);
+    }
+    while let Some((header, payload)) = peer.next().await {
+        if header.kind == FrameType::GOAWAY {
+            assert!(payload.windows(14).any(|text| text == b"limits.idle_ms"), "{payload:?}");
+            return;
+        }
+    }
+    panic!("the link ended without a GOAWAY");
+}
+
+#[tokio::test(start_paused = true)]
 async fn unfinished_handshakes_make_room_for_others() {
     // A budget of its own, in which no other test's connections are counted.
     let server = watching(limits(|limits| (limits.handshakes, limits.memory) = (8, 64 << 20)));

@@ -347,8 +347,8 @@ impl Calls {
         next
     }
 
-    /// Decodes a RESPONSE. A malformed one ends the connection, and one that there is no memory for its call. A long compressed one stays compressed, and must be
-    /// [unpacked](unpack_apart) before it is used.
+    /// Decodes a RESPONSE. A malformed one ends the connection; one that this side has no memory for fails its call. A long
+    /// compressed one stays compressed, and must be [unpacked](unpack_apart) before it is used.
     pub(crate) fn understand(&self, message: Bytes, received: &mut Option<Box<Received>>) -> Answered {
         let understood = ResponseHead::decode_apart(message).and_then(|(head, metadata, mut payload)| {
             if let Some(block) = metadata {

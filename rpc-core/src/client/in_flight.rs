@@ -346,14 +346,7 @@ impl InFlightCall {
                     let key = self.key();
                     match self.stub.channel().choose(key, &mut self.picked) {
                         Some(connection) => self.send(connection, left, None, cx)?,
-                        // However short its arguments, a call that waits for a connection takes room: without a bound, any
-                        // number of calls would wait for a server that is not there.
-                        None if self.room.is_none() && !self.take_room()? => {}
-                        None => {
-                            let (channel, at) = (self.stub.channel().clone(), self.picked.take());
-                            self.state =
-                                State::Connecting(Box::pin(async move { channel.connect(key, at).await }));
-                        }
+                        None => self.connect(key)?,
                     }
                 }
                 State::Hedged(_) => return self.step_hedged(cx),
@@ -439,6 +432,16 @@ impl InFlightCall {
             }
             Err(NotSent::For(status)) => self.again(status),
         }
+    }
+
+    /// Begins to wait for a connection, or first for room. However short its arguments, a call that waits for a connection takes
+    /// room: without a bound, any number of calls would wait for a server that is not there.
+    fn connect(&mut self, key: Option<u64>) -> Result<(), Status> {
+        if self.room.is_some() || self.take_room()? {
+            let (channel, at) = (self.stub.channel().clone(), self.picked.take());
+            self.state = State::Connecting(Box::pin(async move { channel.connect(key, at).await }));
+        }
+        Ok(())
     }
 
     /// Returns the key by which its server is chosen.

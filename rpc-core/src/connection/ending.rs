@@ -214,8 +214,8 @@ impl Connection {
         }
     }
 
-    /// Returns how many bytes have arrived so far, and what the connection does. While messages have come in part, other frames
-    /// are left out: they are no progress of these.
+    /// Returns how many bytes have arrived so far, and what the connection does. Frames that are no progress of a message are left
+    /// out: pings and the like, and messages that came whole while others had come in part.
     pub(crate) fn activity(&self) -> (u64, Activity) {
         let Traffic { stream, upgraded, .. } = self.sender.traffic();
         let (awaits_fragments, beside) = {

@@ -12,7 +12,7 @@ use crate::connection::{Activity, Connection};
 /// The longest pause between two looks at all connections.
 const TICK: Duration = Duration::from_secs(5);
 
-/// The bytes of a message that must arrive in `limits.stall_ms`, unless they are its last ones.
+/// The bytes of unfinished messages that must arrive in `limits.stall_ms`, unless all of these messages end.
 const PROGRESS: u64 = 4 << 10;
 
 /// The last change that was seen of a connection.

@@ -170,7 +170,7 @@ impl ConfigErrorKind {
             ),
             Self::Syntax => (
                 "Syntax",
-                "The text of a configuration is no TOML, or has a key or a type of value that does not exist.",
+                "The configuration is not valid TOML, or has an unknown key or a value of the wrong type.",
                 "Change the line that the message names.",
             ),
             Self::Setting => (
@@ -187,7 +187,7 @@ impl ConfigErrorKind {
                 "Tls",
                 "A certificate, key or name of the section `[tls]` can't be used: a file can't be read, is no PEM, or does not go with the \
                  others.",
-                "Mend the setting or the file that the message names, and let this user read it.",
+                "Correct the setting or the file that the message names, and let this user read it.",
             ),
         };
         Explanation::new("configuration error", name, cause, remedy).blaming(Blame::Environment)

@@ -5,7 +5,6 @@
 mod who;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use farcall::{
     BalancePolicy, Channel, Code, Config, Endpoint, EndpointChange, Executed, Handle, Readiness, Status,
@@ -13,19 +12,11 @@ use farcall::{
 };
 use tokio::sync::mpsc;
 
-use who::{WhoClient, share};
+use who::{WhoClient, ready, share};
 
 /// Starts a server, and returns its address.
 async fn start(number: usize, address: &str) -> (String, Handle) {
     who::start_with(number, address, Config::default()).await
-}
-
-async fn ready(channel: &Channel, servers: usize) {
-    let mut states = channel.endpoints().unwrap();
-    let is_ready = |states: &Arc<[farcall::EndpointState]>| {
-        states.iter().filter(|state| matches!(state.readiness, Readiness::Ready)).count() == servers
-    };
-    states.wait_for(is_ready).await.unwrap();
 }
 
 #[tokio::test]

@@ -183,7 +183,7 @@ impl Serialize for Deep {
     }
 }
 
-/// With the signature of what it poses as.
+/// Reads a [`Chain`], to have its signature.
 impl<'de> Deserialize<'de> for Deep {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         Chain::deserialize(from).map(|_| Self)

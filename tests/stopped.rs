@@ -7,12 +7,11 @@ mod process;
 mod who;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
-use farcall::{BalancePolicy, Channel, Code, Config, EndpointState, Readiness};
+use farcall::{BalancePolicy, Channel, Code, Config};
 use process::Process;
-use who::{WhoClient, share};
+use who::{WhoClient, ready, share};
 
 /// A guard against hangs only.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -41,12 +40,19 @@ async fn two_servers() -> ([Process; 2], Channel) {
     (servers, channel)
 }
 
-async fn ready(channel: &Channel, servers: usize) {
-    let is_ready = |states: &Arc<[EndpointState]>| {
-        states.iter().filter(|state| matches!(state.readiness, Readiness::Ready)).count() == servers
-    };
-    let mut states = channel.endpoints().unwrap();
-    tokio::time::timeout(PATIENCE, states.wait_for(is_ready)).await.expect("it comes to this").unwrap();
+/// Makes calls. The first server must answer each, or it fails with `code`. Returns how many fail.
+async fn failures(client: &WhoClient, calls: usize, code: Code) -> usize {
+    let mut failed = 0;
+    for _ in 0..calls {
+        match client.are_you().await {
+            Ok(number) => assert_eq!(number, 0),
+            Err(error) => {
+                assert_eq!(error.code(), code);
+                failed += 1;
+            }
+        }
+    }
+    failed
 }
 
 #[tokio::test]
@@ -55,17 +61,7 @@ async fn a_server_that_is_stopped_costs_one_call_and_is_used_again_when_it_conti
     assert_eq!(share(&channel, 10).await, BTreeMap::from([(0, 5), (1, 5)]));
     servers[1].signal("STOP");
     let client = WhoClient::new(&channel);
-    let mut late = 0;
-    for _ in 0..20 {
-        match client.are_you().await {
-            Ok(number) => assert_eq!(number, 0),
-            Err(error) => {
-                assert_eq!(error.code(), Code::DeadlineExceeded);
-                late += 1;
-            }
-        }
-    }
-    assert_eq!(late, 1);
+    assert_eq!(failures(&client, 20, Code::DeadlineExceeded).await, 1);
     servers[1].signal("CONT");
     let comes_back = async { while client.are_you().await.unwrap() == 0 {} };
     tokio::time::timeout(PATIENCE, comes_back).await.expect("the server that continues gets calls again");
@@ -77,15 +73,6 @@ async fn a_server_that_is_killed_gets_no_call_after_the_first_that_fails() {
     let [_one, other] = servers;
     other.kill().await;
     let client = WhoClient::new(&channel);
-    let mut failed = 0;
-    for _ in 0..100 {
-        match client.are_you().await {
-            Ok(number) => assert_eq!(number, 0),
-            Err(error) => {
-                assert_eq!(error.code(), Code::Unavailable);
-                failed += 1;
-            }
-        }
-    }
+    let failed = failures(&client, 100, Code::Unavailable).await;
     assert!(failed <= 1, "{failed} calls failed");
 }

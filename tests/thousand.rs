@@ -7,10 +7,8 @@ mod process;
 mod who;
 
 use std::process::Command;
-use std::sync::Arc;
-use std::time::Duration;
 
-use farcall::{BalancePolicy, Channel, Config, EndpointState, Readiness};
+use farcall::{BalancePolicy, Channel, Config};
 use process::Process;
 
 const SERVERS: usize = 1000;
@@ -18,20 +16,10 @@ const SERVERS: usize = 1000;
 /// Bytes of memory that all of them may cost the client. Futures are larger where nothing is optimised.
 const MOST: usize = if cfg!(debug_assertions) { 22_000_000 } else { 20_000_000 };
 
-/// A guard against hangs only.
-const PATIENCE: Duration = Duration::from_secs(120);
-
 /// Lets this process have so many sockets. A shell allows 1,024 descriptors, often.
 fn allow_sockets() {
     let pid = std::process::id().to_string();
     assert!(Command::new("prlimit").args(["--nofile=4096:", "--pid", &pid]).status().unwrap().success());
-}
-
-/// Returns the resident memory of this process in bytes.
-fn resident() -> usize {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
 }
 
 #[test]
@@ -54,26 +42,22 @@ async fn a_client_holds_a_thousand_servers_in_20_mb() {
     // One process answers at a thousand addresses, so that the client's memory is its own.
     let mut server = Process::start("serve_a_thousand_addresses", "");
     let port = server.said();
-    let connect = async |addresses: Vec<String>| {
+    let connect = |addresses: Vec<String>| {
         let channel = Channel::builder().balance(BalancePolicy::RoundRobin);
         channel.connect_lazy(&format!("tcp://{}", addresses.join(","))).unwrap()
     };
-    let ready = async |channel: &Channel, servers: usize| {
-        let is_ready = |states: &Arc<[EndpointState]>| {
-            states.iter().filter(|state| matches!(state.readiness, Readiness::Ready)).count() == servers
-        };
-        let mut states = channel.endpoints().unwrap();
-        tokio::time::timeout(PATIENCE, states.wait_for(is_ready)).await.expect("all are ready").unwrap();
+    let used = async |channel: &Channel, servers: usize| {
+        who::ready(channel, servers).await;
         assert_eq!(who::share(channel, 2 * servers).await[&0], 2 * servers);
     };
     // Threads and the runtime are there before.
-    let warm = connect(vec![format!("127.0.0.1:{port}"), format!("127.0.0.2:{port}")]).await;
-    ready(&warm, 2).await;
-    let before = resident();
+    let warm = connect(vec![format!("127.0.0.1:{port}"), format!("127.0.0.2:{port}")]);
+    used(&warm, 2).await;
+    let before = process::resident(std::process::id());
     let addresses = (0..SERVERS).map(|n| format!("127.0.{}.{}:{port}", n / 200 + 1, n % 200 + 1)).collect();
-    let channel = connect(addresses).await;
-    ready(&channel, SERVERS).await;
-    let cost = resident() - before;
+    let channel = connect(addresses);
+    used(&channel, SERVERS).await;
+    let cost = process::resident(std::process::id()) - before;
     println!("{SERVERS} servers cost the client {cost} bytes");
     assert!(cost <= MOST, "{cost} bytes");
 }

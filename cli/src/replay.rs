@@ -239,6 +239,7 @@ mod tests {
     use super::*;
     use crate::call::protobuf::Messages;
     use crate::mutations;
+    use crate::perf::service::{PerfServer, Service};
 
     /// Calls as `farcall record` writes them.
     fn recording() -> String {
@@ -259,20 +260,6 @@ mod tests {
         outcomes.into_iter().zip(1..).map(|(outcome, number)| call(number, outcome) + "\n").collect()
     }
 
-    /// A server that gets no call.
-    #[farcall::service(package = "test.v1")]
-    trait Unasked {
-        async fn note(&self) -> farcall::Result<()>;
-    }
-
-    struct Nobody;
-
-    impl Unasked for Nobody {
-        async fn note(&self) -> farcall::Result<()> {
-            Ok(())
-        }
-    }
-
     /// Replays so many calls, recorded one a second, with these arguments. Returns when each began, from the beginning.
     async fn begun(calls: u64, more: &[&str]) -> Vec<Duration> {
         let noted = Arc::new(Mutex::new(Vec::new()));
@@ -281,7 +268,8 @@ mod tests {
             notes.lock().unwrap().push(Instant::now());
             std::future::ready(Err::<Response, _>(Status::unavailable("noted")))
         };
-        let channel = farcall::in_process(UnaskedServer::new(Nobody)).intercept(note);
+        let server = PerfServer::new(Service::new(1, farcall::Config::default()));
+        let channel = farcall::in_process(server).intercept(note);
         let methods = vec![Method::unary("note", "note()")];
         let info = ServiceInfo { name: "test.v1.Unasked".into(), codec: "postcard".into(), methods };
         let clients = HashMap::from([("test.v1.Unasked/note".to_owned(), Client::new(&channel, info))]);

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
+mod commands;
 mod common;
 mod files;
 mod serving;
@@ -11,6 +12,7 @@ use std::process::Output;
 
 use serde_json::{Value, json};
 
+use commands::COMMANDS;
 use common::{complaint, farcall, printed};
 use files::path;
 use serving::Server;
@@ -242,23 +244,7 @@ fn shells_and_man_get_what_they_want() {
 #[test]
 fn every_command_explains_itself() {
     let help = printed(&farcall(&["--help"]));
-    for command in [
-        "doctor",
-        "perf",
-        "serve",
-        "connect",
-        "list",
-        "describe",
-        "call",
-        "health",
-        "top",
-        "record",
-        "replay",
-        "compat",
-        "explain",
-        "completions",
-        "manual",
-    ] {
+    for command in COMMANDS {
         assert!(help.contains(command), "{command}");
         let help = printed(&farcall(&[command, "--help"]));
         assert!(help.contains("Example"), "{command}: {help}");

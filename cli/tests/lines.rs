@@ -1,6 +1,8 @@
-//! Whatever stands on a command line, the command runs it to an end that it chose, without a panic.
+//! Runs random command lines: each ends with an exit status of the command's own, without a panic.
 
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
+
+mod commands;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -8,23 +10,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The commands. `serve` is not among them: it would run until it is stopped.
-const COMMANDS: [&str; 14] = [
-    "doctor",
-    "perf",
-    "connect",
-    "list",
-    "describe",
-    "call",
-    "health",
-    "top",
-    "record",
-    "replay",
-    "compat",
-    "explain",
-    "completions",
-    "manual",
-];
+use commands::COMMANDS;
 
 /// Arguments and values of options. No server listens at the addresses, and some of the files exist.
 const WORDS: [&str; 40] = [
@@ -70,7 +56,7 @@ const WORDS: [&str; 40] = [
     "--",
 ];
 
-/// Returns the options of a command by its own help, those that take a value with `=` at their end. Not those that have it wait.
+/// Returns the options in a command's help, with `=` after those that take a value. Leaves out `--watch`, which waits.
 fn options(command: &str) -> Vec<String> {
     let help = Command::new(env!("CARGO_BIN_EXE_farcall")).args([command, "--help"]).output().unwrap();
     let help = String::from_utf8(help.stdout).unwrap();
@@ -133,13 +119,15 @@ fn run(line: &[String], directory: &Path) -> bool {
 fn no_command_line_panics_when_it_runs() {
     let lines = if std::env::var_os("FARCALL_LONG").is_some() { 10_000 } else { 300 };
     let directory = directory();
-    let options = COMMANDS.map(options);
+    // `serve` would run until it is stopped.
+    let commands: Vec<_> = COMMANDS.into_iter().filter(|command| *command != "serve").collect();
+    let options: Vec<_> = commands.iter().copied().map(options).collect();
     assert!(options[0].iter().any(|option| option == "--recorded="), "{:?}", options[0]);
     let mut random = fastrand::Rng::with_seed(1);
     let mut ran = 0;
     for number in 0..lines {
-        let at = number % COMMANDS.len();
-        let mut line = vec![COMMANDS[at].to_owned()];
+        let at = number % commands.len();
+        let mut line = vec![commands[at].to_owned()];
         let word = |random: &mut fastrand::Rng| WORDS[random.usize(..WORDS.len())];
         // Most commands begin with a server.
         line.extend(random.bool().then(|| WORDS[0].to_owned()));
@@ -149,8 +137,8 @@ fn no_command_line_panics_when_it_runs() {
             let value = if option.ends_with('=') { word(&mut random) } else { "" };
             line.push(format!("{option}{value}"));
         }
-        // A device is not for this test to use.
-        if COMMANDS[at] == "doctor" && !line.iter().any(|word| word.starts_with("--schema")) {
+        // This test must not use a device.
+        if commands[at] == "doctor" && !line.iter().any(|word| word.starts_with("--schema")) {
             line.insert(1, "--no-trial".to_owned());
         }
         ran += usize::from(run(&line, &directory));

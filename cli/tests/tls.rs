@@ -22,18 +22,24 @@ fn arguments(files: &TlsConfig) -> Vec<&str> {
     given.flatten().collect()
 }
 
+/// The name in the server's certificate, as an argument.
+const NAME: [&str; 2] = ["--server-name", "db1.example.org"];
+
+/// Returns a server, whose certificate is not for the address that it listens on, and the files of a client.
+fn served(authority: &Authority) -> (Server, TlsConfig) {
+    let server = authority.issue("db1", |params| {
+        params.subject_alt_names = vec![SanType::DnsName(NAME[1].try_into().unwrap())];
+    });
+    (Server::start(&arguments(&server)), authority.issue("operator", |_| {}))
+}
+
 #[test]
 fn both_sides_take_certificates_as_arguments() {
     let authority = Authority::new("Operators");
-    // Its certificate is not for the address that it listens on.
-    let server = authority.issue("db1", |params| {
-        params.subject_alt_names = vec![SanType::DnsName("db1.example.org".try_into().unwrap())];
-    });
-    let client = authority.issue("operator", |_| {});
-    let server = Server::start(&arguments(&server));
+    let (server, client) = served(&authority);
     let connect = |more: &[&str]| farcall(&[&["connect", &server.address], more].concat());
 
-    let known = [&arguments(&client)[..], &["--server-name", "db1.example.org"]].concat();
+    let known = [&arguments(&client)[..], &NAME].concat();
     let connected = connect(&known);
     assert_eq!(connected.status.code(), Some(0), "{}", complaint(&connected));
     assert!(printed(&connected).contains("calls travel by"), "{}", printed(&connected));
@@ -48,7 +54,7 @@ fn both_sides_take_certificates_as_arguments() {
     assert!(complaint(&other_name).contains("db1.example.org"), "{}", complaint(&other_name));
 
     let trusted = authority.trusted();
-    let stranger = connect(&[&arguments(&trusted)[..], &["--server-name", "db1.example.org"]].concat());
+    let stranger = connect(&[&arguments(&trusted)[..], &NAME].concat());
     assert_eq!(stranger.status.code(), Some(1));
     assert!(complaint(&stranger).contains("tls.cert"), "{}", complaint(&stranger));
 
@@ -58,32 +64,27 @@ fn both_sides_take_certificates_as_arguments() {
 #[test]
 fn calls_are_made_through_encrypted_connections_alone() {
     let authority = Authority::new("Operators");
-    let server = authority.issue("db1", |params| {
-        params.subject_alt_names = vec![SanType::DnsName("db1.example.org".try_into().unwrap())];
-    });
-    let client = authority.issue("operator", |_| {});
-    let server = Server::start(&arguments(&server));
-    let call = |more: &[&str]| {
+    let (server, client) = served(&authority);
+    let call = |server: &Server, more: &[&str]| {
         let method = ["call", &server.address, "Perf/echo", "{\"data\": \"aGVsbG8=\"}"];
         farcall(&[&method[..], more].concat())
     };
-    let known = [&arguments(&client)[..], &["--server-name", "db1.example.org"]].concat();
-    let plain = Server::start(&[]);
-    let expected = farcall(&["call", &plain.address, "Perf/echo", "{\"data\": \"aGVsbG8=\"}"]);
+    let known = [&arguments(&client)[..], &NAME].concat();
+    let expected = call(&Server::start(&[]), &[]);
     assert_eq!(expected.status.code(), Some(0), "{}", complaint(&expected));
     for by in ["auto", "tcp"] {
-        let answered = call(&[&known[..], &["--transport", by]].concat());
+        let answered = call(&server, &[&known[..], &["--transport", by]].concat());
         assert_eq!(answered.status.code(), Some(0), "{by}: {}", complaint(&answered));
         assert_eq!(printed(&answered), printed(&expected), "{by}");
     }
 
     // Another name than the certificate's, no certificate of one's own, and no encryption at all.
     let trusted = authority.trusted();
-    let stranger = [&arguments(&trusted)[..], &["--server-name", "db1.example.org"]].concat();
+    let stranger = [&arguments(&trusted)[..], &NAME].concat();
     for (more, says) in
         [(&arguments(&client)[..], "db1.example.org"), (&stranger[..], "tls.cert"), (&[], "TLS")]
     {
-        let refused = call(more);
+        let refused = call(&server, more);
         assert_eq!(refused.status.code(), Some(1), "{}", printed(&refused));
         assert!(complaint(&refused).contains(says), "{says}: {}", complaint(&refused));
         assert_eq!(printed(&refused), "");

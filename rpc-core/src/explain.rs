@@ -10,7 +10,7 @@ use crate::transport::Reason;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Explanation {
-    /// The kind of code: `status`, `reason`, `close`, and those that transports add.
+    /// The kind of code: `status`, `reason`, `close`, `stream end`, and those that transports and the facade add.
     pub group: &'static str,
     /// The code's name, as messages and logs have it.
     pub name: String,
@@ -240,7 +240,7 @@ fn stream_end(reason: EndReason) -> Explanation {
         }
         EndReason::Cancelled => (
             "Cancelled",
-            Some(Caller),
+            None,
             "The sender or the receiver gave the stream up: it dropped its end, or the call.",
             "Nothing, if that was meant. Otherwise see why that end was dropped.",
         ),
@@ -254,13 +254,13 @@ fn stream_end(reason: EndReason) -> Explanation {
             "ConnectionLost",
             Some(Environment),
             "The connection was lost before the stream's end.",
-            "Begin the stream again. See whether the peer runs, and the network between both.",
+            "Start the stream again. Check that the peer runs, and the network between both.",
         ),
         EndReason::Status => (
             "Status",
             Some(Application),
             "The sender failed: the last item was its error.",
-            "Read that error, and its status by `farcall explain STATUS`.",
+            "Read that error. If it is a status, run `farcall explain` with its name.",
         ),
     };
     Explanation { blame, ..Explanation::new("stream end", name, cause, remedy) }

@@ -157,7 +157,7 @@ async fn reads_of_lent_memory_until_they_are_dropped() {
     drop(view);
     assert_eq!(held(), of_call);
 
-    // The half of the budget: not so much that the connection is greedy.
+    // Half the budget: below five eighths, no connection is greedy.
     let mut reads = Vec::new();
     for at in 0..32 {
         reads.push(lent.read(at * MIB..(at + 1) * MIB).await.unwrap());

@@ -167,7 +167,7 @@ fn lists_and_texts_that_memory_has_no_room_for_are_told_from_malformed_ones() {
 
     let taken = taken_but_for(128 << 10);
     let lost = [
-        // Of clones: the memory of the messages must not be freed here.
+        // Decodes clones: a message that is freed here would make room.
         RequestHead::decode(plain.clone()).map(drop),
         RequestHead::decode(compressed.clone()).map(drop),
         Bind::decode(bind.clone()).map(drop),
@@ -268,26 +268,32 @@ fn large() -> Limits {
     limits
 }
 
-/// Sends a message in FRAGMENTs.
-async fn send_fragments(peer: &mut Peer, kind: FrameType, of: u64, message: &[u8]) {
-    peer.begin(kind, of, message.len() as u32, b"");
-    for part in message.chunks(PART) {
-        peer.session_frame(FrameType::FRAGMENT, of, 0, part.to_vec());
+/// Sends a message of so many bytes in FRAGMENTs.
+async fn send_parts(
+    peer: &mut Peer,
+    kind: FrameType,
+    of: u64,
+    total: u32,
+    parts: impl Iterator<Item = Bytes>,
+) {
+    peer.begin(kind, of, total, b"");
+    for part in parts {
+        peer.session_frame(FrameType::FRAGMENT, of, 0, part);
+        // Let the reader run.
         tokio::task::yield_now().await;
         tokio::task::yield_now().await;
     }
 }
 
+async fn send_fragments(peer: &mut Peer, kind: FrameType, of: u64, message: &[u8]) {
+    let parts = message.chunks(PART).map(Bytes::copy_from_slice);
+    send_parts(peer, kind, of, message.len() as u32, parts).await;
+}
+
 /// Sends a message of zeros.
 async fn send_long(peer: &mut Peer, kind: FrameType, of: u64) {
-    let part = Bytes::from(vec![0; PART]);
-    peer.begin(kind, of, LENGTH, b"");
-    for _ in 0..LENGTH as usize / PART {
-        peer.session_frame(FrameType::FRAGMENT, of, 0, part.clone());
-        // Let the reader run.
-        tokio::task::yield_now().await;
-        tokio::task::yield_now().await;
-    }
+    let parts = std::iter::repeat_n(Bytes::from(vec![0; PART]), LENGTH as usize / PART);
+    send_parts(peer, kind, of, LENGTH, parts).await;
 }
 
 async fn in_little_memory() {

@@ -186,12 +186,12 @@ impl Inbox {
         self.assembling.awaits_fragments()
     }
 
-    /// Returns the bytes of all frames that came while messages were not whole, and had no part of these.
+    /// Returns the bytes of frames that advanced no unfinished message: control frames, and messages that came whole meanwhile.
     pub fn bytes_beside(&self) -> u64 {
         self.bytes_beside
     }
 
-    /// Counts a frame that has a payload of so many bytes and no part of a message.
+    /// Counts a control frame, or a whole message, with a payload of so many bytes.
     pub fn pass_by(&mut self, len: usize) {
         self.bytes_beside += (HEADER_LEN + len) as u64;
     }

@@ -48,7 +48,7 @@ pub(crate) fn explanations() -> impl Iterator<Item = Explanation> {
         (
             "Descriptors",
             Blame::Application,
-            "bytes that `with_descriptors` got are no descriptors",
+            "`with_descriptors` got bytes that are no file descriptor set",
             "give it the file descriptor set that protoc or protox has written",
         ),
         (

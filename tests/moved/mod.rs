@@ -13,8 +13,9 @@ pub(crate) struct Moved {
     pub(crate) read: usize,
     /// Those that the server has written there. A device could do it.
     pub(crate) written: usize,
-    /// Those that the client has sent, and the server, in messages in any case.
+    /// Bytes that the client has sent in messages in any case.
     pub(crate) sent: usize,
+    /// Bytes that the server has sent so.
     pub(crate) received: usize,
     /// Those of calls that were given up, which may have gone either way, or not at all.
     pub(crate) given_up: usize,
@@ -39,7 +40,7 @@ async fn in_messages(channel: &Channel) -> (usize, usize) {
     (both(|counters| counters.bytes_sent), both(|counters| counters.bytes_received))
 }
 
-/// Checks that a server's device has read most of the bytes, and has written most of them, over RDMA; and messages all of them over TCP.
+/// Checks how the bytes went. Over RDMA the server's device must have read and written most; over TCP messages must have carried all.
 /// The channel has made no other calls.
 pub(crate) async fn by_device_over_rdma(all: Moved, channel: &Channel) {
     let (sent, received) = in_messages(channel).await;

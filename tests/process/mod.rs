@@ -101,6 +101,13 @@ pub(crate) fn say(what: &str) {
     out.flush().unwrap();
 }
 
+/// Returns the memory of a process that is resident, in bytes.
+pub(crate) fn resident(pid: u32) -> usize {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
+}
+
 /// The holdings of this process.
 #[derive(Debug)]
 pub(crate) struct Holdings {

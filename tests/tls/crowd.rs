@@ -32,13 +32,6 @@ fn serve_a_crowd() {
     });
 }
 
-/// Returns the memory of a process that is resident, in bytes.
-fn resident(pid: u32) -> usize {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
-}
-
 /// Connects from one of many addresses, and sends the beginning of a ClientHello.
 async fn half_open(to: SocketAddr, n: usize) -> Option<TcpStream> {
     let socket = TcpSocket::new_v4().unwrap();
@@ -69,7 +62,7 @@ async fn a_crowd_displaces_itself() {
         began.elapsed()
     };
     let alone = time_to_connect().await;
-    let before = resident(server.id());
+    let before = process::resident(server.id());
     let to: SocketAddr = address.parse().unwrap();
     let (mut crowd_of, mut slowest, mut most) = (Vec::new(), Duration::ZERO, 0);
     for n in 0..crowd() {
@@ -77,7 +70,7 @@ async fn a_crowd_displaces_itself() {
         crowd_of.extend(half_open(to, n).await);
         if n % 250 == 249 {
             slowest = slowest.max(time_to_connect().await);
-            most = most.max(resident(server.id()) - before);
+            most = most.max(process::resident(server.id()) - before);
         }
     }
     println!(

@@ -1,8 +1,15 @@
 //! Servers that tell their numbers, so that a test sees where calls go.
 
-use std::collections::BTreeMap;
+#![allow(dead_code, clippy::allow_attributes, reason = "each test uses a part of it")]
 
-use farcall::{Channel, Config, Handle, Server};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use farcall::{Channel, Config, EndpointState, Handle, Readiness, Server};
+
+/// A guard against hangs only.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 #[farcall::service(package = "test")]
 pub(crate) trait Who {
@@ -25,6 +32,16 @@ pub(crate) async fn start_with(number: usize, address: &str, config: Config) -> 
     let (address, handle) = (server.local_addr().to_string(), server.handle());
     tokio::spawn(server.serve());
     (address, handle)
+}
+
+/// Waits until so many servers of a channel are ready.
+pub(crate) async fn ready(channel: &Channel, servers: usize) {
+    let is_ready = |states: &Arc<[EndpointState]>| {
+        states.iter().filter(|state| matches!(state.readiness, Readiness::Ready)).count() == servers
+    };
+    let mut states = channel.endpoints().unwrap();
+    let ready = tokio::time::timeout(PATIENCE, states.wait_for(is_ready)).await;
+    ready.expect("so many are ready").unwrap();
 }
 
 /// Makes calls one after the other, and returns how many each server has answered.

@@ -22,6 +22,7 @@ impl From<Blame> for farcall_core::status::Blame {
         }
     }
 }
+
 #[derive(Debug)]
 pub(crate) struct Meaning {
     /// The verb's beginning; empty: any.

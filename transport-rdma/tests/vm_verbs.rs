@@ -233,17 +233,6 @@ fn pinned() -> usize {
     line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
 }
 
-/// Words of the allocator's.
-struct Plain(Vec<AtomicU64>);
-
-impl AsRef<[AtomicU64]> for Plain {
-    fn as_ref(&self) -> &[AtomicU64] {
-        &self.0
-    }
-}
-
-impl Exportable for Plain {}
-
 /// Prints how long registrations take, which TUNING tells.
 #[test]
 fn vm_memory_is_pinned_as_long_as_it_is_registered() {
@@ -267,7 +256,7 @@ fn vm_memory_is_pinned_as_long_as_it_is_registered() {
     measure("pages of 4 KiB that were written", Arc::new(MappedWords::of_file(&file).unwrap()));
     measure(
         "large pages that were written",
-        Arc::new(Plain((0..LEN as u64 / 8).map(AtomicU64::new).collect())),
+        Arc::new((0..LEN as u64 / 8).map(AtomicU64::new).collect::<Vec<_>>()),
     );
     let _alone = RESERVING.lock().unwrap();
     measure("fresh pages that the kernel makes huge", Arc::new(MappedWords::zeroed(LEN).unwrap()));

@@ -14,7 +14,7 @@ pub(crate) const MAX_PIECES: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Socket {
     pub(crate) stream: Stream,
-    /// `None`: bytes go as they are. Apart, because it is several times as large as all else of a link.
+    /// `None`: bytes go unencrypted. Boxed, because a session is several times as large as the rest of a link.
     tls: Option<Box<Session>>,
 }
 

@@ -5,19 +5,18 @@ use std::collections::BTreeMap;
 use super::Results;
 use super::environment::Environment;
 
-/// The columns, each with its value. Times are in microseconds. The last ones say what each side runs on, alike in all lines.
+/// Returns a header and a line for each measurement. Times are in microseconds. The last columns describe both environments, and
+/// repeat in each line.
 pub(super) fn render(results: &Results) -> String {
     let mut text = String::from(
         "transport,pattern,size,in_flight,connections,rate,seconds,calls,errors,not_begun,calls_per_second,megabytes_per_second,mean,p50,p90,p99,\
-         p999,max,client_cpu,server_cpu,client,server,version,client_threads,server_threads,date",
+         p999,max,client_cpu,server_cpu,client,server,client_threads,server_threads,date",
     );
     let sides = [("client", &results.client), ("server", &results.server)];
-    let facts: Vec<_> = sides.iter().flat_map(|(side, environment)| facts(side, environment)).collect();
-    for (name, _) in &facts {
-        text.push(',');
-        text.push_str(name);
-    }
-    text.push_str("\r\n");
+    let facts = sides.iter().flat_map(|(side, environment)| facts(side, environment));
+    let (names, facts): (Vec<_>, Vec<_>) = facts.unzip();
+    let facts = facts.join(",");
+    text.push_str(&format!(",{}\r\n", names.join(",")));
     for outcome in &results.outcomes {
         let (case, latency) = (&outcome.case, &outcome.latency);
         let optional = |value: Option<f64>| value.map_or_else(String::new, |value| value.to_string());
@@ -44,22 +43,16 @@ pub(super) fn render(results: &Results) -> String {
             optional(outcome.server_cpu),
             quoted(&results.client.host),
             quoted(&results.server.host),
-            results.client.version.clone(),
             results.client.threads.to_string(),
             results.server.threads.to_string(),
             results.date.clone(),
         ];
-        text.push_str(&fields.join(","));
-        for (_, fact) in &facts {
-            text.push(',');
-            text.push_str(fact);
-        }
-        text.push_str("\r\n");
+        text.push_str(&format!("{},{facts}\r\n", fields.join(",")));
     }
     text
 }
 
-/// Returns the columns about the environment of a side that have no place before, each with its value.
+/// Returns the columns about one side that `render` does not list itself, each with its value.
 fn facts(side: &str, environment: &Environment) -> [(String, String); 9] {
     // All fields by name, so that a new one is not forgotten.
     let Environment {

@@ -11,7 +11,7 @@ use super::case::{Case, Link, Outcome};
 use super::load::{self, Length, Progress, SoFar};
 use super::verbs;
 
-/// Runs a case, and shows how far it is where a person looks.
+/// Runs a case. Shows its progress if standard error is a terminal.
 pub(super) async fn watched(
     case: &Case,
     channels: &[Channel],

@@ -58,7 +58,7 @@ pub(crate) struct InFlightCall {
     /// [`Scope`](crate::context::Scope), the call also ends with the scope's call.
     pub(super) inherits: bool,
     pub(super) state: State,
-    /// The room for long arguments.
+    /// The room for the arguments.
     room: Option<Room>,
     /// The server that the call has gone to, if its channel has several.
     picked: Option<Picked>,

@@ -120,7 +120,7 @@ pub fn unpack(workspace: &mut Workspace, payload: Payload) -> Result<Payload, Ca
     packed.split(whole.into()).ok_or(CantUnpack::NoMemory)
 }
 
-/// Memory for so many bytes that a peer speaks of.
+/// Returns an empty buffer with room for so many bytes.
 #[cfg(any(feature = "lz4", feature = "zstd"))]
 fn room(len: usize) -> Result<Vec<u8>, CantUnpack> {
     let mut bytes = Vec::new();

@@ -38,8 +38,6 @@ pub(super) struct Exposures {
     open: BTreeMap<u32, Exposure>,
     bytes: usize,
     windows: Windows,
-    /// Why the peer can't use memory of this side by itself, if it can't.
-    why_not: Option<String>,
     /// When the oldest must have been answered.
     due: Option<Instant>,
     /// Somebody looks at that.
@@ -47,28 +45,33 @@ pub(super) struct Exposures {
 }
 
 /// A queue pair's memory windows, of which there are none before the first long message.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Default, PartialEq, Eq)]
 enum Windows {
     #[default]
     None,
     /// The control thread allocates them.
     Coming,
     There,
+    /// The peer can't read, or the device has no windows, for this reason.
+    Never(String),
 }
 
 impl Exposures {
     /// The peer can't read, or the device has no windows.
     pub(super) fn forbid(&mut self, why: String) {
-        self.why_not = Some(why);
+        self.windows = Windows::Never(why);
     }
 
     /// Returns why nothing can be exposed, if that is so.
     pub(super) fn why_not(&self) -> Option<&str> {
-        self.why_not.as_deref()
+        match &self.windows {
+            Windows::Never(why) => Some(why),
+            _ => None,
+        }
     }
 
     pub(super) fn is_possible(&self) -> bool {
-        self.why_not.is_none()
+        self.why_not().is_none()
     }
 
     /// Whether somebody must begin to [watch] over what is exposed.
@@ -125,10 +128,8 @@ impl Expose for Exposer<'_> {
         let Sending { exposures, qp: Some(qp), requests, blocked, shares, .. } = &mut *self.sending else {
             return Exposing::Never;
         };
-        if !exposures.is_possible() {
-            return Exposing::Never;
-        }
         match exposures.windows {
+            Windows::Never(_) => return Exposing::Never,
             Windows::There => {}
             Windows::Coming | Windows::None => {
                 if exposures.windows == Windows::None {

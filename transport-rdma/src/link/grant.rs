@@ -41,7 +41,7 @@ pub(super) struct Grants {
     allocated: usize,
     /// The control thread allocates some for loans.
     is_growing: bool,
-    /// When it may do so again, and why it could not the last time. `None`: it could.
+    /// When the control thread may try again, and why its last attempt failed. `None`: it did not fail.
     failed: Option<(Instant, String)>,
     /// The log says why the peer can't use memory by itself.
     has_said_why_not: bool,
@@ -263,11 +263,7 @@ impl LinkCore {
 
     /// Takes a place for the grant of a region. Returns it with the queue pair.
     fn begin_grant(self: &Arc<Self>) -> Option<(Place, Arc<dyn QueuePair>)> {
-        let mut sending = self.sending();
-        let Some(qp) = self.may_grant(&sending) else {
-            self.say_why_not(sending);
-            return None;
-        };
+        let (mut sending, qp) = self.may_grant()?;
         let grants = &mut sending.grants;
         if grants.regions >= MOST_REGIONS {
             return None;
@@ -280,11 +276,7 @@ impl LinkCore {
 
     /// Takes a place for the grant of a loan, if there are so many windows for it.
     fn begin_loan(self: &Arc<Self>, windows: usize) -> Option<(Place, Arc<dyn QueuePair>)> {
-        let mut sending = self.sending();
-        let Some(qp) = self.may_grant(&sending) else {
-            self.say_why_not(sending);
-            return None;
-        };
+        let (mut sending, qp) = self.may_grant()?;
         let grants = &mut sending.grants;
         if grants.loans + windows > MOST_OF_LOANS {
             return None;
@@ -322,10 +314,15 @@ impl LinkCore {
         });
     }
 
-    /// Returns the queue pair, if the peer can be let use memory by itself.
-    fn may_grant(&self, sending: &Sending) -> Option<Arc<dyn QueuePair>> {
+    /// Locks the link for a grant. Returns the lock and the queue pair, or says once why this link grants nothing.
+    fn may_grant(&self) -> Option<(MutexGuard<'_, Sending>, Arc<dyn QueuePair>)> {
+        let sending = self.sending();
         let is_possible = sending.is_open() && sending.exposures.is_possible() && self.seal().is_none();
-        sending.qp().filter(|_| is_possible)
+        let Some(qp) = sending.qp().filter(|_| is_possible) else {
+            self.say_why_not(sending);
+            return None;
+        };
+        Some((sending, qp))
     }
 
     /// Says once why the peer can't use memory by itself, if windows are the reason.
@@ -343,7 +340,7 @@ impl LinkCore {
         tracing::warn!(
             link = self.name,
             why,
-            "peers can't use regions and lent memory by themselves: this process does it for them"
+            "the peer can't use some regions or lent memory by itself: this process does it for the peer"
         );
     }
 }

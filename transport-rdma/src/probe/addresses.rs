@@ -157,13 +157,13 @@ fn key_of(view: &View<'_>, device: &DeviceSummary, port: &PortSummary, index: u1
 
 /// Finds that the port's packets are smaller than the network interface's, as far as ibv_devinfo(1) tells without a trial.
 fn active_mtu(view: &View<'_>) -> Option<Finding> {
-    let (device, port, _) = view.chosen()?;
+    let (device, port, _) = view.chosen().filter(|(_, port, _)| port.link_layer == LinkLayer::Ethernet)?;
+    let netdev = view.netdev(device, port)?;
+    let netdev_mtu = view.machine.number(&format!("/sys/class/net/{netdev}/mtu"))?;
     let number = port.number.to_string();
     let told = view.machine.run(&["ibv_devinfo", "-d", &device.name, "-i", &number])?;
     let line = told.lines().find_map(|line| line.trim().strip_prefix("active_mtu:"))?;
     let active = line.split_whitespace().next()?.parse().ok()?;
-    let netdev = view.netdev(device, port).filter(|_| port.link_layer == LinkLayer::Ethernet)?;
-    let netdev_mtu = view.machine.number(&format!("/sys/class/net/{netdev}/mtu"))?;
     mtu_mismatch(&device.name, active, &netdev, netdev_mtu)
 }
 

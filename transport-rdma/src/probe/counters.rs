@@ -101,12 +101,13 @@ impl Counters {
             // One that was not there before did not grow.
             let before = earlier.map(|earlier| earlier.values.get(key).map_or(*count, |before| before.count));
             let growth = count.saturating_sub(before.unwrap_or(0));
+            if growth == 0 {
+                continue;
+            }
             // Counts since long ago are many, and `farcall explain` tells what they mean.
             let meaning = earlier.and_then(|_| known::meaning(name));
             let meaning = meaning.map(|meaning| format!(" ({meaning})")).unwrap_or_default();
-            if growth != 0 {
-                grown.entry((at, code)).or_default().push(format!("{name} {growth}{meaning}{about}"));
-            }
+            grown.entry((at, code)).or_default().push(format!("{name} {growth}{meaning}{about}"));
         }
         let finding = |((at, code), grown): ((&str, &str), Vec<String>)| {
             let kind = KINDS.iter().find(|kind| kind.code == code)?;

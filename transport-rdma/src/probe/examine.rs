@@ -71,7 +71,8 @@ pub static KINDS: &[&[&Kind]] = &[
     trial::KINDS,
 ];
 
-/// Looks at a machine, for a process with this configuration. Opens no device itself, and changes nothing.
+/// Looks at a machine, for a process with this configuration. Changes nothing. Opens no device itself; ibv_devinfo(1), where
+/// it is installed, opens the chosen one.
 ///
 /// Blocks for up to some seconds: it reads up to a few thousand small files, and runs programs. Files and programs that are not there
 /// are no failure: some findings are then not possible.

@@ -12,7 +12,7 @@ kinds! { KINDS:
         "take the rule out, or accept UDP port 4791 before it";
     MAY_DROP = "firewall-may-drop-roce", Warning, Network,
         "Packets of Soft-RoCE pass the kernel's firewall, which drops what no rule accepts.",
-        "accept UDP port 4791: `nft insert rule CHAIN udp dport 4791 accept`, `iptables -I INPUT -p udp --dport 4791 -j ACCEPT`";
+        "accept UDP port 4791: `nft insert rule CHAIN udp dport 4791 accept`, `iptables -I CHAIN -p udp --dport 4791 -j ACCEPT`";
 }
 
 /// The UDP port of RoCE v2, as IANA has assigned it.
@@ -91,7 +91,7 @@ fn is_about_others(rule: &str) -> bool {
 /// The rules of each chain, by its name. Rules may jump from one to another.
 type Chains = BTreeMap<String, Vec<String>>;
 
-/// Rules that are looked at for one chain, those that it jumps to included. More than firewalls have that people write.
+/// The limit on rules examined for one chain, including those that it jumps to. Firewalls written by people have fewer.
 const MOST: usize = 10_000;
 
 impl Chain {

@@ -55,7 +55,8 @@ fn memlock(view: &View<'_>) -> Option<Finding> {
         soft / 1024
     );
     let mut fix = format!(
-        "`ulimit -l {kib}`, a `memlock` line in /etc/security/limits.conf, or LimitMEMLOCK=infinity in a systemd unit; or lower the settings"
+        "`ulimit -l {kib}`, a `memlock` line in /etc/security/limits.conf, LimitMEMLOCK=infinity in a systemd unit, or \
+         `docker run --cap-add=IPC_LOCK --ulimit memlock=-1`; or lower the settings"
     );
     fix.push_str(for_container(view));
     Some(Finding::new(&MEMLOCK_LOW, seen, fix))
@@ -66,12 +67,12 @@ fn for_container(view: &View<'_>) -> &'static str {
     match (view.in_container(), is_first_namespace(view.machine)) {
         (false, _) => "",
         (true, true) => {
-            "; in a container: start it with `docker run --cap-add=IPC_LOCK --ulimit memlock=-1`; in Kubernetes add `securityContext: \
-             {capabilities: {add: [IPC_LOCK]}}` to it, and if it does not run as root set LimitMEMLOCK=infinity for the container runtime"
+            "; in Kubernetes add `securityContext: {capabilities: {add: [IPC_LOCK]}}` to the container, and set LimitMEMLOCK=infinity for \
+             the container runtime if the container does not run as root"
         }
         (true, false) => {
-            "; in a container with a user namespace of its own, where IPC_LOCK does not count: start it with `docker run --ulimit memlock=-1`; \
-             in Kubernetes set LimitMEMLOCK=infinity for the container runtime"
+            "; this container has its own user namespace, where IPC_LOCK does not count: start it with `docker run --ulimit memlock=-1`, \
+             or in Kubernetes set LimitMEMLOCK=infinity for the container runtime"
         }
     }
 }

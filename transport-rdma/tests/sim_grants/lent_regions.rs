@@ -39,20 +39,7 @@ async fn revoking_a_lent_region_waits_for_the_call_of_a_server_that_reads_it_by_
     let memory = words(LEN);
     let region = Region::export(Arc::clone(&memory), Rights::NONE);
     region.write(0, &expected(0..LEN)).unwrap();
-    let direct = async {
-        loop {
-            let (handle, loan) = BulkRead::of_region(&region, ..).unwrap();
-            let call = lender.call_with(&handle);
-            drop(handle);
-            let arrived = lender.arrived().await;
-            if lender.is_direct(&arrived.0).await {
-                return (call, loan, arrived);
-            }
-            drop(arrived);
-            call.await.unwrap().unwrap();
-            loan.reclaim().await;
-        }
-    };
+    let direct = lender.lend_until_direct(|| BulkRead::of_region(&region, ..).unwrap());
     let (call, loan, (lent, answer)) =
         tokio::time::timeout(PATIENCE, direct).await.expect("no read is direct");
     let mut revoking = std::pin::pin!(region.revoke());

@@ -129,7 +129,9 @@ const REFUSALS: &[Refusal] = &[
 
 fn refused_by_peer(alert: AlertDescription) -> String {
     match REFUSALS.iter().find(|refusal| refusal.alert == alert) {
-        Some(Refusal { why, remedy, .. }) => format!("TLS: the peer refused this side: {why}; {remedy}"),
+        Some(Refusal { name, why, remedy, .. }) => {
+            format!("TLS: the peer refused this side ({name}): {why}; {remedy}")
+        }
         None => format!("TLS: the peer ended the session with the alert {alert:?}"),
     }
 }

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The directories in which Debian's package `libfaketime` has its library.
+/// The directory below which Debian installs libfaketime, by architecture.
 const LIBRARIES: &str = "/usr/lib";
 
 /// In seconds.

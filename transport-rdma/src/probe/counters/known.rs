@@ -33,14 +33,14 @@ pub(super) const KNOWN: &[(&Kind, Place, &[Counter])] = &[
     (&LOSS, Hardware, &[
         // mlx5
         ("out_of_sequence", "packets that arrived out of order, mostly because one before them was lost"),
-        ("packet_seq_err", "reports from peers that a packet of this device's is missing (NAK of the sequence)"),
+        ("packet_seq_err", "reports from peers that a packet from this device is missing (sequence NAK)"),
         ("implied_nak_seq_err", "answers from which this device saw that an earlier one was lost, as of a READ"),
         ("local_ack_timeout_err", "requests that had no answer in time and were sent again, before the device gave up"),
         ("roce_adp_retrans", "packets that adaptive retransmission sent again"),
         ("roce_adp_retrans_to", "timeouts of adaptive retransmission"),
         // bnxt_re
         ("to_retransmits", "packets sent again because no answer came in time"),
-        ("seq_err_naks_rcvd", "reports from peers that a packet of this device's is missing (NAK of the sequence)"),
+        ("seq_err_naks_rcvd", "reports from peers that a packet from this device is missing (sequence NAK)"),
         ("oos_drop_count", "packets that arrived out of order and were dropped"),
         ("missing_resp", "answers that did not come although a later one did"),
         ("rx_roce_discards", "arriving RoCE packets that the card dropped, mostly for lack of buffers"),
@@ -53,12 +53,12 @@ pub(super) const KNOWN: &[(&Kind, Place, &[Counter])] = &[
         ("rxVlanErrors", "arriving packets that were dropped for a wrong VLAN"),
         // mana
         ("requester_timeout", "requests that had no answer in time"),
-        ("requester_oos_nak", "reports from peers that a packet of this device's is missing (NAK of the sequence)"),
+        ("requester_oos_nak", "reports from peers that a packet from this device is missing (sequence NAK)"),
         ("responder_oos", "requests that arrived out of order"),
         ("requester_implicit_nak", "answers from which this device saw that an earlier one was lost, as of a READ"),
         // rxe
         ("out_of_seq_request", "requests that arrived out of order, mostly because one before them was lost"),
-        ("rcvd_seq_err", "reports from peers that a packet of this device's is missing (NAK of the sequence)"),
+        ("rcvd_seq_err", "reports from peers that a packet from this device is missing (sequence NAK)"),
         ("completer_retry_err", "times that requests were sent again, after a timeout or a missing answer"),
         ("send_err", "packets that the kernel's network did not take"),
     ]),
@@ -67,7 +67,7 @@ pub(super) const KNOWN: &[(&Kind, Place, &[Counter])] = &[
         ("rx_discards_phy", "arriving packets that the card dropped for lack of buffers: it can't take what the network sends"),
         ("tx_discards_phy", "packets that the port dropped instead of sending them: the link was down, or paused for too long"),
         ("outbound_pci_buffer_overflow", "packets dropped because the PCIe bus took them more slowly than they came"),
-        ("tx_pause_storm_error_events", "times that the card had sent pauses for so long that it stopped to, and dropped packets"),
+        ("tx_pause_storm_error_events", "times that the card sent pause frames for so long that it stopped sending them; packets may have been dropped then"),
         // bnxt_en
         ("rx_stat_discard", "arriving packets that the card dropped"),
         ("continuous_roce_pause_events", "times that RoCE's priority was paused for so long that the card gave its packets up"),
@@ -90,12 +90,12 @@ pub(super) const KNOWN: &[(&Kind, Place, &[Counter])] = &[
         // mana
         ("received_cnps", "notices of congestion (CNP) that came from receivers of this device's packets"),
     ]),
-    (&CONGESTION, Port, &[("port_xmit_wait", "ticks in which the port had something to send and might not, because the other side had no room")]),
+    (&CONGESTION, Port, &[("port_xmit_wait", "ticks in which the port had data to send but could not, because the other side had no room")]),
     (&CONGESTION, Ethernet, &[
         ("tx_pause_ctrl_phy", "pause frames that the card sent because it can't take what the network sends"),
-        ("tx_pause_storm_warning_events", "times that the card sent pauses for long"),
-        ("outbound_pci_stalled_rd_events", "seconds in which the card waited for the PCIe bus with much of its reading"),
-        ("outbound_pci_stalled_wr_events", "seconds in which the card waited for the PCIe bus with much of its writing"),
+        ("tx_pause_storm_warning_events", "times that the card sent pause frames for a long time"),
+        ("outbound_pci_stalled_rd_events", "seconds in which PCIe held up the card's reads for more than 30 % of the time"),
+        ("outbound_pci_stalled_wr_events", "seconds in which PCIe held up the card's writes for more than 30 % of the time"),
         // bnxt_en
         ("tx_pause_frames", "pause frames that the card sent because it can't take what the network sends"),
     ]),
@@ -121,11 +121,11 @@ pub(super) const KNOWN: &[(&Kind, Place, &[Counter])] = &[
         ("tx_pci_signal_integrity", "errors on the PCIe bus that the machine's side saw; try another slot"),
         // bnxt_en
         ("rx_fcs_err_frames", "packets that arrived with a wrong checksum (FCS)"),
-        ("rx_align_err_frames", "packets that arrived with a length of no whole bytes"),
+        ("rx_align_err_frames", "packets whose length was not a whole number of bytes"),
         ("rx_fec_uncorrectable_blocks", "blocks that error correction (FEC) could not mend"),
         // ice
         ("rx_crc_errors.nic", "packets that arrived with a wrong checksum (CRC)"),
-        ("illegal_bytes.nic", "packets that arrived with bytes which the coding does not have"),
+        ("illegal_bytes.nic", "packets that arrived with bytes that are illegal in the line code"),
     ]),
     (&RECEIVER, Hardware, &[
         // mlx5
@@ -146,13 +146,13 @@ pub(super) const KNOWN: &[(&Kind, Place, &[Counter])] = &[
     ]),
     (&ACCESS, Hardware, &[
         // mlx5
-        ("req_remote_access_errors", "requests of this device's that peers refused, for memory that was not granted"),
+        ("req_remote_access_errors", "requests from this device for memory that was not granted, which peers refused"),
         ("resp_remote_access_errors", "requests from peers that this device refused, for memory that was not granted"),
-        ("req_remote_invalid_request", "requests of this device's that peers refused as invalid"),
+        ("req_remote_invalid_request", "requests from this device that peers refused as invalid"),
         ("resp_local_length_error", "messages from peers that were longer than the receive that was posted for them"),
         // bnxt_re
-        ("remote_access_err", "requests of this device's that peers refused, for memory that was not granted"),
-        ("remote_invalid_req_err", "requests of this device's that peers refused as invalid"),
+        ("remote_access_err", "requests from this device for memory that was not granted, which peers refused"),
+        ("remote_invalid_req_err", "requests from this device that peers refused as invalid"),
         ("local_protection_err", "requests of this machine for memory that is not registered"),
         // mana
         ("nak_inv_req", "refusals of invalid requests"),

@@ -78,7 +78,7 @@ fn each_kind_of_counter_is_told_by_its_names() {
     let grown = read(&refused).grown_since(&read(&before));
     assert_eq!(grown.len(), 1, "{grown:?}");
     assert_eq!((grown[0].code, grown[0].severity), ("requests-refused", Warning));
-    let counted = "req_remote_access_errors 2 (requests of this device's that peers refused, for memory that was not granted) while";
+    let counted = "req_remote_access_errors 2 (requests from this device for memory that was not granted, which peers refused) while";
     assert!(grown[0].seen.contains(counted), "{}", grown[0].seen);
 }
 

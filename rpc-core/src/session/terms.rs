@@ -77,11 +77,11 @@ impl Terms {
 
     /// Returns a RESOURCE_EXHAUSTED: this side has no memory for what the peer has sent.
     pub(crate) fn no_memory(&self, what: impl fmt::Display, executed: Executed) -> Status {
-        let side = match self.role {
-            Role::Client => "the client",
-            Role::Server => "the server",
+        let (side, used_up) = match self.role {
+            Role::Client => ("the client", "its process has no more"),
+            Role::Server => ("the server", "limits.memory is used up, or its process has no more"),
         };
-        let message = format!("{side} has no memory for {what}; give it more, or send less");
+        let message = format!("{side} has no memory for {what}: {used_up}; give it more, or send less");
         Status::new(Code::ResourceExhausted, message).with_executed(executed).with_blame(Blame::Environment)
     }
 

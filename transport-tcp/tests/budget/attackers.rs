@@ -7,15 +7,22 @@ use farcall_core::proto::wire::{
     Bind, BindMethod, Close, FrameType, HEADER_LEN, Header, Hello, PREFACE, features, flags,
 };
 use farcall_core::testing::{hello, request};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
+use tokio_rustls::TlsConnector;
 
 use crate::PATIENCE;
 use crate::server::{BIG, ECHO, HANG, HOLD, IGNORE, info};
 
+/// A connection, encrypted or not.
+pub(crate) trait Socket: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Socket for S {}
+
 /// A client that sends single frames, valid or not, and reads when it is told to.
 pub(crate) struct Attacker {
-    pub(crate) socket: TcpStream,
+    pub(crate) socket: Box<dyn Socket>,
     seq: u32,
 }
 
@@ -35,7 +42,18 @@ impl Attacker {
 
     /// Connects from 127.0.0.`n`. `None` if the server does not want it, or the machine has no port for it.
     pub(crate) async fn try_new(server: SocketAddr, n: u8) -> Option<Self> {
-        let mut socket = connected(server, n).await?;
+        Self::greet(Box::new(connected(server, n).await?)).await
+    }
+
+    /// Connects by TLS from 127.0.0.`n`. `None` if the server does not want it, or the machine has no port for it.
+    pub(crate) async fn try_encrypted(server: SocketAddr, n: u8, tls: &TlsConnector) -> Option<Self> {
+        let name = ServerName::IpAddress(server.ip().into());
+        let handshake = tls.connect(name, connected(server, n).await?);
+        Self::greet(Box::new(handshake.await.ok()?)).await
+    }
+
+    /// Says HELLO and BIND.
+    async fn greet(mut socket: Box<dyn Socket>) -> Option<Self> {
         socket.write_all(PREFACE).await.ok()?;
         let mut attacker = Self { socket, seq: 0 };
         let mut payload = BytesMut::new();
@@ -57,7 +75,7 @@ impl Attacker {
     pub(crate) async fn send(&mut self, mut header: Header, payload: &[u8]) -> bool {
         header.len = payload.len() as u32;
         let frame = [&header.encode()[..], payload].concat();
-        self.socket.write_all(&frame).await.is_ok()
+        self.socket.write_all(&frame).await.is_ok() && self.socket.flush().await.is_ok()
     }
 
     pub(crate) async fn message(&mut self, kind: FrameType, call: u64, flags: u8, payload: &[u8]) -> bool {

@@ -4,10 +4,13 @@
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
 mod attackers;
+#[path = "../../../tests/authority/mod.rs"]
+mod authority;
 #[path = "../../../tests/process/mod.rs"]
 mod process;
 mod resident;
 mod server;
+mod target;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -24,7 +27,8 @@ use farcall_core::server::ServerCore;
 use farcall_core::settings::Settings;
 use farcall_core::status::{Code, Executed, Result};
 use farcall_core::transport::Link;
-use farcall_tcp::{Acceptor, TcpConfig};
+use farcall_tcp::tls::{TlsClient, TlsServer};
+use farcall_tcp::{Acceptor, TcpConfig, tls};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::Semaphore;
 
@@ -66,23 +70,28 @@ async fn call_honestly(honest: &RawChannel) {
 
 impl Setup {
     async fn new() -> Self {
-        Self::with(settings(LIMIT)).await
+        Self::with(settings(LIMIT), None).await
     }
 
-    async fn with(settings_of_server: Settings) -> Self {
+    /// With encryption, by the server's certificate, and the client that trusts it.
+    async fn with(settings_of_server: Settings, tls: Option<(TlsServer, TlsClient)>) -> Self {
         let go = Arc::new(Semaphore::new(0));
         let slow = Arc::default();
         let service = Test { info: info(), slow: Arc::clone(&slow), go: go.clone() };
         let server = ServerCore::new(vec![Arc::new(service)], settings_of_server).unwrap();
         let acceptor = Acceptor::bind("127.0.0.1:0", TcpConfig::default()).await.unwrap();
         let address = acceptor.local_addr().unwrap();
+        let (acceptor, trusting) = match tls {
+            Some((tls, trusting)) => (acceptor.with_tls(tls), Some(trusting)),
+            None => (acceptor, None),
+        };
         let accepting = server.clone();
         tokio::spawn(async move {
             loop {
                 accepting.serve(acceptor.accept().await);
             }
         });
-        let honest = RawChannel::new(To(address), settings(0));
+        let honest = RawChannel::new(To(address, trusting), settings(0));
         let setup = Self { server, address, honest, go, slow };
         setup.honest_call().await;
         setup
@@ -212,7 +221,7 @@ async fn half_a_frame_counts_until_its_connection_ends() {
 async fn one_address_gets_as_many_connections_as_it_may() {
     let mut settings = settings(LIMIT);
     settings.limits.connections_per_address = 2;
-    let setup = Setup::with(settings).await;
+    let setup = Setup::with(settings, None).await;
     let kept = [Attacker::new(setup.address, 2).await, Attacker::new(setup.address, 2).await];
     setup.until("two are accepted", || setup.server.connections().len() == 3).await;
     let reason = Attacker::new(setup.address, 2).await.reason().await.expect("a CLOSE");
@@ -231,7 +240,7 @@ async fn one_address_gets_as_many_connections_as_it_may() {
 async fn an_address_with_fewer_connections_gets_a_place() {
     let mut settings_of_server = settings(LIMIT);
     settings_of_server.limits.connections = 9;
-    let setup = Setup::with(settings_of_server).await;
+    let setup = Setup::with(settings_of_server, None).await;
     let mut attackers = Vec::new();
     for n in 0..8 {
         let mut attacker = Attacker::new(setup.address, 2 + n % 2).await;
@@ -241,7 +250,7 @@ async fn an_address_with_fewer_connections_gets_a_place() {
     setup.until("all places are taken", || setup.server.connections().len() == 9).await;
     let refused = Attacker::new(setup.address, 2).await.reason().await.expect("a CLOSE");
     assert!(refused.contains("9 connections already, which is its limits.connections"), "{refused}");
-    let late = RawChannel::new(To(setup.address), settings(0));
+    let late = RawChannel::new(To(setup.address, None), settings(0));
     call_honestly(&late).await;
     // The newest connection of the first address makes room, where a call goes on for longer than it may.
     let reason = attackers[6].reason().await.expect("a CLOSE");
@@ -292,7 +301,7 @@ async fn requests_that_take_long_do_not_have_one_long_turn() {
 async fn half_a_frame_is_not_waited_for_for_ever() {
     let mut settings = settings(LIMIT);
     settings.limits.stall_ms = 300;
-    let setup = Setup::with(settings).await;
+    let setup = Setup::with(settings, None).await;
     let watched = setup.server.clone();
     tokio::spawn(async move { watched.watch().await });
     let mut attacker = Attacker::new(setup.address, 2).await;

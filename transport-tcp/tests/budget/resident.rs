@@ -1,13 +1,12 @@
 //! Attacks on a server in a process of its own: what the whole process holds, and what an honest client notices.
 
 use std::collections::VecDeque;
-use std::net::SocketAddr;
 use std::time::Instant;
 
-use farcall_core::client::RawChannel;
-
 use super::*;
-use crate::process::{self, Process};
+use crate::authority::{Authority, as_it_is};
+use crate::process::{self, Process, resident};
+use crate::target::{Attacked, Target};
 
 /// How long each attack lasts, and the budget that the server is given: 0 is the default of the machine.
 fn terms() -> (Duration, usize) {
@@ -46,25 +45,27 @@ const ATTACKS: [&str; 9] = [
 /// and the name of all at once.
 const EVERYTHING: &str = "everything from 200 addresses";
 
-/// The server's process: says where it listens, and its budget.
+/// The server's process: says its address, its CA, and its budget.
 #[test]
 fn serve_for_attackers() {
-    let Some(memory) = process::told() else { return };
+    let Some(told) = process::told() else { return };
+    let (memory, encryption) = told.split_once(' ').unwrap();
+    let authority = (encryption == TLS).then(|| Authority::new("ca"));
+    let tls = authority.as_ref().map(|authority| {
+        let mut files = authority.issue("server", as_it_is);
+        files.client_auth = tls::ClientAuth::None;
+        (TlsServer::from_files(&files).unwrap(), TlsClient::from_files(&authority.trusted()).unwrap())
+    });
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let setup = Setup::with(settings(memory.parse().unwrap())).await;
+        let setup = Setup::with(settings(memory.parse().unwrap()), tls).await;
         let watched = setup.server.clone();
         tokio::spawn(async move { watched.watch().await });
-        process::say(&format!("{} {}", setup.address, setup.budget().limit()));
+        let ca = authority.as_ref().and_then(|authority| authority.trusted().ca);
+        let target = Target { address: setup.address, ca };
+        process::say(&format!("{} {}", target.told(), setup.budget().limit()));
         std::future::pending::<()>().await;
     });
-}
-
-/// Returns the memory of a process that is resident, in bytes.
-fn resident(pid: u32) -> usize {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
 }
 
 /// The honest client's process: begins a call each millisecond for a time, and says how long the slowest hundredth takes. Calls
@@ -72,9 +73,8 @@ fn resident(pid: u32) -> usize {
 #[tokio::test]
 async fn call_honestly_for_a_while() {
     let Some(told) = process::told() else { return };
-    let (address, time) = told.split_once(' ').unwrap();
-    let (address, time) = (address.parse().unwrap(), Duration::from_millis(time.parse().unwrap()));
-    let honest = RawChannel::new(To(address), settings(0));
+    let (server, time) = Target::of_words(&told);
+    let (honest, time) = (server.honest(), Duration::from_millis(time.parse().unwrap()));
     let (mut calls, mut times) = (tokio::task::JoinSet::new(), Vec::new());
     let began = Instant::now();
     while began.elapsed() < time || calls.len() + times.len() < 100 {
@@ -94,8 +94,8 @@ async fn call_honestly_for_a_while() {
 
 /// Lets an honest client make calls for a time, from a process of its own. Returns the time that the slowest hundredth takes
 /// at least.
-async fn honest_calls(server: SocketAddr, time: Duration) -> Duration {
-    let argument = format!("{server} {}", time.as_millis());
+async fn honest_calls(server: Target, time: Duration) -> Duration {
+    let argument = format!("{} {}", server.told(), time.as_millis());
     let mut client = Process::start("resident::call_honestly_for_a_while", &argument);
     let said = tokio::task::spawn_blocking(move || client.said());
     Duration::from_micros(said.await.expect("the honest client fails").parse().unwrap())
@@ -106,23 +106,23 @@ async fn honest_calls(server: SocketAddr, time: Duration) -> Duration {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn attack_until_killed() {
     let Some(told) = process::told() else { return };
-    let (address, name) = told.split_once(' ').unwrap();
-    let address = address.parse().unwrap();
+    let (server, name) = Target::of_words(&told);
+    let server = server.attacked();
     let attackers: Vec<(&str, u8)> = match ATTACKS.iter().find(|attack| **attack == name) {
         Some(attack) => (0..16).map(|n| (*attack, 2 + n % 4)).collect(),
         None => ATTACKS.into_iter().cycle().zip(2..202).collect(),
     };
     for (attack, from) in attackers {
         match attack {
-            HALF_MESSAGES => tokio::spawn(again(address, from, attackers::half_messages)),
-            HANGING_CALLS => tokio::spawn(again(address, from, attackers::hanging_calls)),
-            UNREAD_ANSWERS => tokio::spawn(again(address, from, attackers::unread_answers)),
-            RANDOM_FRAMES => tokio::spawn(again(address, from, attackers::random_frames)),
-            UNREAD_ITEMS => tokio::spawn(again(address, from, attackers::unread_items)),
-            EMPTY_ELEMENTS => tokio::spawn(again(address, from, attackers::empty_elements)),
-            COMPRESSED_ZEROS => tokio::spawn(again(address, from, attackers::compressed_zeros)),
-            HALF_FRAMES => tokio::spawn(half_frames(address, from)),
-            _ => tokio::spawn(silent_connections(address, from)),
+            HALF_MESSAGES => tokio::spawn(again(server.clone(), from, attackers::half_messages)),
+            HANGING_CALLS => tokio::spawn(again(server.clone(), from, attackers::hanging_calls)),
+            UNREAD_ANSWERS => tokio::spawn(again(server.clone(), from, attackers::unread_answers)),
+            RANDOM_FRAMES => tokio::spawn(again(server.clone(), from, attackers::random_frames)),
+            UNREAD_ITEMS => tokio::spawn(again(server.clone(), from, attackers::unread_items)),
+            EMPTY_ELEMENTS => tokio::spawn(again(server.clone(), from, attackers::empty_elements)),
+            COMPRESSED_ZEROS => tokio::spawn(again(server.clone(), from, attackers::compressed_zeros)),
+            HALF_FRAMES => tokio::spawn(half_frames(server.clone(), from)),
+            _ => tokio::spawn(silent_connections(server.clone(), from)),
         };
     }
     std::future::pending::<()>().await;
@@ -130,42 +130,43 @@ async fn attack_until_killed() {
 
 /// Starts a process that attacks. It has only the time of the processors that others leave: a host that attacks has processors
 /// of its own, and takes none of the server's time but by what it sends.
-fn attackers(server: SocketAddr, name: &str) -> Process {
-    let argument = format!("{server} {name}");
+fn attackers(server: &Target, name: &str) -> Process {
+    let argument = format!("{} {name}", server.told());
     Process::start_by(&["chrt", "--idle", "0"], "resident::attack_until_killed", &argument)
 }
 
-/// Starts a server. Returns its process, where it listens, and its budget in bytes.
-fn server(memory: usize) -> (Process, SocketAddr, usize) {
-    told(Process::start("resident::serve_for_attackers", &memory.to_string()))
-}
+const PLAIN: &str = "plain";
+const TLS: &str = "tls";
 
-/// Starts a server whose allocator gives memory back, as TUNING says for servers that strangers reach. With its defaults glibc keeps a
-/// sixth more than is used when thousands of connections come and go.
-fn server_for_strangers(memory: usize) -> (Process, SocketAddr, usize) {
-    let tuned = ["env", "MALLOC_MMAP_THRESHOLD_=131072"];
-    told(Process::start_by(&tuned, "resident::serve_for_attackers", &memory.to_string()))
-}
-
-/// Returns the process of a server, with what that has said.
-fn told(mut server: Process) -> (Process, SocketAddr, usize) {
+/// Starts a server by a command. Returns its process, the way to it, and its budget in bytes.
+fn server(command: &[&str], memory: usize, encryption: &str) -> (Process, Target, usize) {
+    let argument = format!("{memory} {encryption}");
+    let mut server = Process::start_by(command, "resident::serve_for_attackers", &argument);
     let said = server.said();
-    let (address, limit) = said.split_once(' ').unwrap();
-    (server, address.parse().unwrap(), limit.parse().unwrap())
+    let (target, limit) = Target::of_words(&said);
+    (server, target, limit.parse().unwrap())
 }
+
+/// Has the allocator give memory back, as TUNING says for servers that strangers reach. With its defaults glibc keeps a sixth more than
+/// is used when thousands of connections come and go.
+const FOR_STRANGERS: &[&str] = &["env", "MALLOC_MMAP_THRESHOLD_=131072"];
 
 /// Beside the attacked server runs another one, with an honest client of its own, which nobody attacks. Its times show how much of
 /// what the attack does is because all of them share the processors.
 #[expect(clippy::print_stdout, reason = "the figures of a long run")]
-async fn withstands(name: &str) {
+async fn withstands(name: &str, encryption: &str) {
     let (time, memory) = terms();
-    let (attacked, address, limit) = server_for_strangers(memory);
-    let (_spared, spared_address, _) = server_for_strangers(memory);
-    let before = honest_calls(address, time / 10).await;
-    let attackers = attackers(address, name);
+    let (attacked, target, limit) = server(FOR_STRANGERS, memory, encryption);
+    let (_spared, spared_target, _) = server(FOR_STRANGERS, memory, encryption);
+    let before = honest_calls(target.clone(), time / 10).await;
+    let at_first = resident(attacked.id());
+    let attackers = attackers(&target, name);
+    while ![RANDOM_FRAMES, NO_HELLO].contains(&name) && resident(attacked.id()) < at_first + 16 * MIB {
+        assert!(!honest_calls(target.clone(), Duration::ZERO).await.is_zero());
+    }
     let began = Instant::now();
-    let mut during = tokio::spawn(honest_calls(address, time));
-    let spared = tokio::spawn(honest_calls(spared_address, time));
+    let mut during = tokio::spawn(honest_calls(target, time));
+    let spared = tokio::spawn(honest_calls(spared_target, time));
     let mut most = 0;
     let during = loop {
         most = most.max(resident(attacked.id()));
@@ -176,7 +177,7 @@ async fn withstands(name: &str) {
     let spared = spared.await.unwrap();
     drop(attackers);
     println!(
-        "{name}: {} MiB resident at most, the budget is {} MiB; p99 of an honest client {before:?} before, {during:?} during {:?}, \
+        "{name}, {encryption}: {} MiB resident at most, the budget is {} MiB; p99 of an honest client {before:?} before, {during:?} during {:?}, \
          {spared:?} at the server that is spared",
         most / MIB,
         limit / MIB,
@@ -187,12 +188,12 @@ async fn withstands(name: &str) {
 
 /// Attacks again and again, with a connection each time.
 async fn again<F: Future<Output = Attacker> + Send + 'static>(
-    address: SocketAddr,
+    server: Attacked,
     n: u8,
     how: fn(Attacker) -> F,
 ) {
     loop {
-        if let Some(attacker) = Attacker::try_new(address, n).await {
+        if let Some(attacker) = server.connect(n).await {
             let attacker = how(attacker).await;
             // As long as the server lets it.
             tokio::time::sleep(Duration::from_millis(500)).await;
@@ -204,13 +205,13 @@ async fn again<F: Future<Output = Attacker> + Send + 'static>(
 /// The connections that one attacker keeps.
 const KEPT: usize = 500;
 
-/// Connects again and again, and says nothing, or not all of a HELLO.
-async fn silent_connections(address: SocketAddr, n: u8) {
-    let mut silent = VecDeque::new();
+/// Connects again and again, and says nothing, or not all of a greeting.
+async fn silent_connections(server: Attacked, n: u8) {
+    let (mut silent, greeting) = (VecDeque::new(), server.greeting());
     loop {
-        if let Some(mut socket) = attackers::connected(address, n).await {
+        if let Some(mut socket) = attackers::connected(server.address, n).await {
             // The server may have closed it.
-            let _ = socket.write_all(&PREFACE[..silent.len() % PREFACE.len()]).await;
+            let _ = socket.write_all(&greeting[..silent.len() % greeting.len()]).await;
             silent.push_back(socket);
         }
         if silent.len() > KEPT {
@@ -220,10 +221,10 @@ async fn silent_connections(address: SocketAddr, n: u8) {
 }
 
 /// Connects again and again, and sends all of a frame but its end.
-async fn half_frames(address: SocketAddr, n: u8) {
+async fn half_frames(server: Attacked, n: u8) {
     let mut halves = VecDeque::new();
     loop {
-        if let Some(attacker) = Attacker::try_new(address, n).await {
+        if let Some(attacker) = server.connect(n).await {
             halves.push_back(attackers::half_a_frame(attacker).await);
         }
         if halves.len() > KEPT {
@@ -234,58 +235,64 @@ async fn half_frames(address: SocketAddr, n: u8) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn half_messages() {
-    withstands(HALF_MESSAGES).await;
+    withstands(HALF_MESSAGES, PLAIN).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hanging_calls() {
-    withstands(HANGING_CALLS).await;
+    withstands(HANGING_CALLS, PLAIN).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unread_answers() {
-    withstands(UNREAD_ANSWERS).await;
+    withstands(UNREAD_ANSWERS, PLAIN).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn random_frames() {
-    withstands(RANDOM_FRAMES).await;
+    withstands(RANDOM_FRAMES, PLAIN).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn half_frames_of_many_connections() {
-    withstands(HALF_FRAMES).await;
+    withstands(HALF_FRAMES, PLAIN).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unread_items() {
-    withstands(UNREAD_ITEMS).await;
+    withstands(UNREAD_ITEMS, PLAIN).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lists_of_empty_elements() {
-    withstands(EMPTY_ELEMENTS).await;
+    withstands(EMPTY_ELEMENTS, PLAIN).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn compressed_zeros() {
-    withstands(COMPRESSED_ZEROS).await;
+    withstands(COMPRESSED_ZEROS, PLAIN).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_without_a_hello() {
-    withstands(NO_HELLO).await;
+    withstands(NO_HELLO, PLAIN).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn everything_from_200_addresses() {
-    withstands(EVERYTHING).await;
+    withstands(EVERYTHING, PLAIN).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn everything_from_200_addresses_over_tls() {
+    withstands(EVERYTHING, TLS).await;
 }
 
 /// A connection has no thread of its own, and needs none of the runtime's for work that blocks.
 #[tokio::test]
 async fn threads_do_not_grow_with_silent_connections() {
-    let (server, address, _) = server(LIMIT);
+    let (server, target, _) = server(&[], LIMIT, PLAIN);
+    let address = target.address;
     let threads = || std::fs::read_dir(format!("/proc/{}/task", server.id())).unwrap().count();
     let mut attackers = vec![answered(address).await];
     let mut mute = vec![greeted(address).await];
@@ -319,16 +326,15 @@ async fn answered(server: SocketAddr) -> Attacker {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_with_little_address_space_survives() {
     let limited = ["sh", "-c", "ulimit -v 786432; exec \"$0\" \"$@\""];
-    let server = Process::start_by(&limited, "resident::serve_for_attackers", "0");
-    let (_server, address, limit) = told(server);
+    let (_server, target, limit) = server(&limited, 0, PLAIN);
     assert_eq!(limit, 192 * MIB);
     let time = terms().0 / 4;
     for name in ATTACKS.into_iter().chain([EVERYTHING]) {
-        let attackers = attackers(address, name);
-        honest_calls(address, time).await;
+        let attackers = attackers(&target, name);
+        honest_calls(target.clone(), time).await;
         drop(attackers);
     }
-    honest_calls(address, Duration::ZERO).await;
+    honest_calls(target, Duration::ZERO).await;
 }
 
 /// All attacks at once, beside which the server's budget is looked at. Afterwards all memory is given back.
@@ -336,7 +342,7 @@ async fn a_server_with_little_address_space_survives() {
 async fn nothing_is_left_of_everything() {
     let (time, _) = terms();
     let setup = Setup::new().await;
-    let attackers = attackers(setup.address, EVERYTHING);
+    let attackers = attackers(&Target { address: setup.address, ca: None }, EVERYTHING);
     setup.until("the attacks have no effect", || setup.budget().peak() > LIMIT / 8 * 5).await;
     let began = Instant::now();
     while began.elapsed() < time {

@@ -14,7 +14,8 @@ use farcall_core::service::{HandlerFuture, IncomingCall, Kind, Method, Reply, Se
 use farcall_core::settings::Settings;
 use farcall_core::status::Result;
 use farcall_core::transport::{BoxFuture, Link, Reason, Unavailable};
-use farcall_tcp::{TcpConfig, connect};
+use farcall_tcp::tls::TlsClient;
+use farcall_tcp::{TcpConfig, connect, connect_tls};
 use tokio::sync::Semaphore;
 
 use crate::{MIB, PATIENCE};
@@ -93,12 +94,20 @@ pub(crate) fn settings(memory: usize) -> Settings {
     Settings::plain(limits, Liveness::default(), Unavailable::new(Reason::Disabled, ""))
 }
 
-pub(crate) struct To(pub(crate) SocketAddr);
+/// The way to a server, encrypted or not.
+pub(crate) struct To(pub(crate) SocketAddr, pub(crate) Option<TlsClient>);
 
 impl Connector for To {
     fn connect(&self, _: usize) -> BoxFuture<Result<Arc<dyn Link>>> {
-        let target = self.0.to_string();
-        Box::pin(async move { Ok(connect(&target, &TcpConfig::default(), PATIENCE).await? as Arc<dyn Link>) })
+        let (target, name, tls) = (self.0.to_string(), self.0.ip().to_string(), self.1.clone());
+        Box::pin(async move {
+            let config = TcpConfig::default();
+            let link = match tls {
+                Some(tls) => connect_tls(&target, &name, &config, &tls, PATIENCE).await?,
+                None => connect(&target, &config, PATIENCE).await?,
+            };
+            Ok(link as Arc<dyn Link>)
+        })
     }
 
     fn target(&self) -> String {

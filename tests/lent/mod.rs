@@ -31,6 +31,8 @@ pub(crate) trait Lent {
     async fn counter(&self) -> Result<RemoteRegion>;
     /// Returns a region of so many zeroes, which is there as long as the server.
     async fn pages(&self, len: usize) -> Result<RemoteRegion>;
+    /// Returns how often the server's process has used memory without its owner's program.
+    async fn direct_accesses(&self) -> Result<u64>;
 }
 
 pub(crate) struct Lender {
@@ -81,6 +83,10 @@ impl Lent for Lender {
         self.pages.lock().unwrap().push(region);
         Ok(remote)
     }
+
+    async fn direct_accesses(&self) -> Result<u64> {
+        Ok(direct_accesses())
+    }
 }
 
 /// The count of one task.
@@ -113,13 +119,14 @@ impl Shared {
 /// The load, until it is stopped. It expects that no access fails, but additions under way by RDMA at a failure.
 pub(crate) struct Load {
     shared: Arc<Shared>,
+    lender: LentClient,
     copying: Vec<JoinHandle<()>>,
     counter: RemoteMemory,
     counting: Vec<JoinHandle<Counted>>,
     paging: Vec<JoinHandle<usize>>,
 }
 
-/// How often a region or lent memory was used without its owner's program, on all devices.
+/// How often this process has used a region or lent memory without its owner's program, on all devices.
 pub(crate) fn direct_accesses() -> u64 {
     farcall::rdma::stats().iter().map(|stats| stats.direct_accesses).sum()
 }
@@ -139,7 +146,7 @@ impl Load {
             let pages = lender.pages(PAGES).await.unwrap().on(channel);
             paging.push(tokio::spawn(page(shared.clone(), pages, seed)));
         }
-        Self { shared, copying, counter, counting, paging }
+        Self { shared, lender, copying, counter, counting, paging }
     }
 
     /// Returns how many calls have copied.
@@ -151,11 +158,16 @@ impl Load {
     pub(crate) async fn until_direct(&self) {
         for others in [&self.shared.loans, &self.shared.regions] {
             let _others_wait = others.write().await;
-            let before = direct_accesses();
-            while direct_accesses() < before + 4 {
+            let before = self.direct_accesses().await;
+            while self.direct_accesses().await < before + 8 {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         }
+    }
+
+    /// Of the client, which uses regions, and of the server, which uses lent memory.
+    async fn direct_accesses(&self) -> u64 {
+        direct_accesses() + self.lender.direct_accesses().await.unwrap()
     }
 
     /// Stops, and checks that no addition was lost or repeated. Returns how many copies, additions, and reads and writes of regions there

@@ -1,11 +1,12 @@
 //! Two hosts, of which one serves and the other calls.
 
+#![allow(dead_code, clippy::allow_attributes, reason = "each test uses a part of it")]
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use farcall::{Bytes, Channel, Config, Server};
+use farcall::{Bytes, Channel, Config, Server, ServerBuilder};
 use tokio::sync::Notify;
 
 /// A guard against hangs only.
@@ -38,9 +39,19 @@ pub(crate) fn is_server() -> bool {
 
 /// Host 1 serves until host 2 has done `client`.
 pub(crate) async fn together_with(port: u16, config: Config, client: impl AsyncFnOnce(&Channel)) {
+    together_serving(port, config, Server::builder(), client).await;
+}
+
+/// Host 1 serves this, and [`Echo`], until host 2 has done `client`.
+pub(crate) async fn together_serving(
+    port: u16,
+    config: Config,
+    server: ServerBuilder,
+    client: impl AsyncFnOnce(&Channel),
+) {
     if is_server() {
         let finished = Arc::new(Notify::new());
-        let server = Server::builder().add(EchoServer::new(Mirror(finished.clone()))).config(config);
+        let server = server.add(EchoServer::new(Mirror(finished.clone()))).config(config);
         let server = server.bind(&format!("10.99.0.1:{port}")).await.unwrap();
         let served = tokio::time::timeout(PATIENCE, server.serve_until(finished.notified())).await;
         return served.expect("the other host must finish");

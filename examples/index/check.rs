@@ -8,14 +8,14 @@ use std::time::Instant;
 
 use farcall::{Bytes, Channel};
 
-use crate::owner::Owner;
-use crate::reader::Reader;
-use crate::service::{Bucket, CHECKSUM, IndexClient, Key, MAX_VALUE};
+use super::owner::Owner;
+use super::reader::Reader;
+use super::service::{Bucket, CHECKSUM, IndexClient, Key, MAX_VALUE};
 
 const KEYS: u64 = 500;
 const READERS: u64 = 4;
 /// Look-ups of each reader.
-const LOOK_UPS: u64 = 4000;
+const LOOK_UPS: u64 = 1000;
 
 type Failure = Box<dyn Error + Send + Sync>;
 

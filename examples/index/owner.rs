@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use farcall::region::{Region, RemoteRegion, Rights};
 use farcall::{Bytes, Status};
 
-use crate::service::{
+use super::service::{
     BUCKET, Bucket, CHECKSUM, ENTRY, Index, Key, MAX_VALUE, Statistics, buckets_of, checksum, encode,
     entry_offset,
 };

@@ -7,7 +7,7 @@ use std::time::Duration;
 use farcall::region::RemoteMemory;
 use farcall::{Bytes, Status};
 
-use crate::service::{BUCKET, Bucket, Key, buckets_of};
+use super::service::{BUCKET, Bucket, Key, buckets_of};
 
 /// Reads of one bucket that may be torn before the reader gives up. With the pauses it takes two seconds.
 const READS: u32 = 200;

@@ -7,7 +7,7 @@ use farcall::Status;
 use farcall::bulk::BulkWrite;
 use tokio::task::JoinSet;
 
-use crate::service::{PageId, PagesClient, Shape};
+use super::service::{PageId, PagesClient, Shape};
 
 /// Dirty pages that are on their way to the server at once.
 const PUTS: usize = 8;

@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 use farcall::Channel;
 use farcall::bulk::BulkWrite;
 
-use crate::cache::{Cache, Counts};
-use crate::service::{PageId, PagesClient, Shape};
+use super::cache::{Cache, Counts};
+use super::service::{PageId, PagesClient, Shape};
 
 /// Caches that work at once, each with every so many-th page.
 const CACHES: u64 = 2;
 
 /// Rounds of each cache.
-const ROUNDS: usize = 400;
+const ROUNDS: usize = 100;
 
 /// Pages of a round.
 const BATCH: usize = 8;

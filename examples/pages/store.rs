@@ -10,7 +10,7 @@ use farcall::{Bytes, Status};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::{JoinSet, spawn_blocking};
 
-use crate::service::{PageId, Pages, Shape};
+use super::service::{PageId, Pages, Shape};
 
 /// Transfers that are under way at once, for all clients. Each holds the memory of one page.
 const TRANSFERS: usize = 32;

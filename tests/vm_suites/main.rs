@@ -10,10 +10,14 @@ mod interop;
 mod loans;
 #[path = "../locks.rs"]
 mod locks;
+#[path = "../look_ups.rs"]
+mod look_ups;
 #[path = "../metadata.rs"]
 mod metadata;
 #[path = "../middleware.rs"]
 mod middleware;
+#[path = "../page_cache.rs"]
+mod page_cache;
 #[path = "../pages.rs"]
 mod pages;
 #[path = "../regions.rs"]

@@ -6,7 +6,6 @@ mod common;
 mod input;
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::process::{Command, Stdio};
 
 use farcall::health::{Reporter, Serving};
@@ -139,18 +138,9 @@ fn server() -> Running {
     let server =
         Server::builder().add(ZooServer::new(Animals)).add(TunnelServer::new(Turn)).add(health.service());
     let server = runtime.block_on(server.with_reflection().bind("127.0.0.1:0")).unwrap();
-    let address = reached(server.local_addr());
+    let address = server.local_addr().to_string();
     runtime.spawn(server.serve());
     Running { address, health, _runtime: runtime }
-}
-
-/// Returns an address for the command: by RDMA, where it is said that there is a device.
-fn reached(server: SocketAddr) -> String {
-    match std::env::var_os("FARCALL_RDMA").is_some_and(|wanted| wanted == "required") {
-        // An emulated machine on a busy host is slow.
-        true => format!("rdma://{server}?liveness.connect_ms=60000"),
-        false => server.to_string(),
-    }
 }
 
 /// Calls a method. Returns the lines of the answer.

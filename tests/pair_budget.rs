@@ -139,7 +139,7 @@ async fn attack() {
     }
 }
 
-/// Begins calls on a connection; `ends` has how each of them fails.
+/// Begins calls on a connection. `ends` tells how each of them fails.
 fn begin(victim: &VictimClient, ends: &mut JoinSet<Status>) {
     for len in [2_000, 100_000, 1 << 20] {
         for _ in 0..60 {

@@ -73,7 +73,7 @@ impl Setup {
         Self::with(settings(LIMIT), None).await
     }
 
-    /// With encryption, by the server's certificate, and the client that trusts it.
+    /// Starts the server. With `tls` it encrypts, and so does the honest client.
     async fn with(settings_of_server: Settings, tls: Option<(TlsServer, TlsClient)>) -> Self {
         let go = Arc::new(Semaphore::new(0));
         let slow = Arc::default();

@@ -24,7 +24,7 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// As the words for a process.
+    /// Returns it as words for a process.
     pub(crate) fn told(&self) -> String {
         format!(
             "{} {}",
@@ -33,7 +33,7 @@ impl Target {
         )
     }
 
-    /// From the first of the words that a process was told. Returns the others as well.
+    /// Takes it from the first of the words that a process was told. Returns the others as well.
     pub(crate) fn of_words(words: &str) -> (Self, &str) {
         let mut words = words.splitn(3, ' ');
         let mut next = || words.next().unwrap();

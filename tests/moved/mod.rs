@@ -40,15 +40,19 @@ async fn in_messages(channel: &Channel) -> (usize, usize) {
     (both(|counters| counters.bytes_sent), both(|counters| counters.bytes_received))
 }
 
-/// Checks how the bytes went. Over RDMA the server's device must have read and written most; over TCP messages must have carried all.
+/// Checks how the bytes went. Over RDMA the server's device must have read and written some: a call does not wait for windows or for
+/// registered memory, and the slower the machine, the more calls go without. Over TCP messages must have carried all.
 /// The channel has made no other calls.
 pub(crate) async fn by_device_over_rdma(all: Moved, channel: &Channel) {
     let (sent, received) = in_messages(channel).await;
     let seen = format!("{all:?}, and in messages {sent} sent and {received} received");
     assert!(all.read > 1 << 20 && all.written > 1 << 20, "too little to tell: {seen}");
     if over::transport() == "rdma" {
-        assert!(sent < all.sent + all.given_up + all.read / 2, "the device did not read: {seen}");
-        assert!(received < all.received + all.given_up + all.written / 2, "the device did not write: {seen}");
+        assert!(sent < all.sent + all.given_up + all.read / 8 * 7, "the device did not read: {seen}");
+        assert!(
+            received < all.received + all.given_up + all.written / 8 * 7,
+            "the device did not write: {seen}"
+        );
     } else {
         assert!(sent >= all.sent + all.read && received >= all.received + all.written, "{seen}");
     }

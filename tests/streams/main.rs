@@ -9,7 +9,6 @@ mod ends;
 mod flow;
 mod forms;
 mod metadata;
-mod storm;
 mod turns;
 
 use std::future::poll_fn;

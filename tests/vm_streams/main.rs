@@ -124,7 +124,10 @@ async fn streams_of_all_kinds_and_lengths_come_whole() {
         let [by_rdma, by_tcp] =
             [traffic.upgraded, traffic.stream].map(|link| link.bytes_sent + link.bytes_received);
         match policy {
-            Policy::Rdma => assert!(by_rdma > moved && by_tcp < 8192, "{moved} were to move: {traffic:?}"),
+            // By TCP there are acknowledgements, the more the longer it takes.
+            Policy::Rdma => {
+                assert!(by_rdma > moved && by_tcp < moved / 100, "{moved} were to move: {traffic:?}")
+            }
             _ => assert!(by_tcp > moved && by_rdma == 0, "{moved} were to move: {traffic:?}"),
         }
         ends.nothing_is_left().await;

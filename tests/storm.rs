@@ -1,11 +1,19 @@
-//! A million calls and streams, given up at random points.
+//! A million calls and streams, given up at random points. A program by itself: it looks at the memory of its process.
+
+#![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
+
+mod flow;
 
 use std::time::Duration;
 
 use farcall::{Bytes, Channel, Config, Server};
+use tokio::sync::Mutex;
 
-use super::flow::storm::storm;
-use super::flow::{FlowClient, FlowServer, Log};
+use flow::storm::storm;
+use flow::{FlowClient, FlowServer, Log};
+
+/// One after the other, so that each sees its own memory.
+static ALONE: Mutex<()> = Mutex::const_new(());
 
 /// A guard against hangs only.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -53,6 +61,7 @@ async fn leaves_nothing(flow: FlowClient, log: &Log, limit: u32) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn calls_given_up_at_random_points_leave_nothing_over_tcp() {
+    let _alone = ALONE.lock().await;
     let log = Log::default();
     let mut config = Config::default();
     config.limits.concurrent_calls = LIMIT;
@@ -65,6 +74,7 @@ async fn calls_given_up_at_random_points_leave_nothing_over_tcp() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn calls_given_up_at_random_points_leave_nothing_in_process() {
+    let _alone = ALONE.lock().await;
     let log = Log::default();
     let limit = Config::default().limits.concurrent_calls;
     leaves_nothing(FlowClient::in_process(log.clone()), &log, limit).await;

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 
 use crate::memory::{Account, Gauge};
 use crate::proto::leftovers::Leftovers;
-use crate::turns::Turns;
+use crate::turns::{Turn, Turns};
 
 /// Messages that take more bytes than this together are freed bit by bit.
 const MUCH: usize = 1 << 20;
@@ -21,22 +21,26 @@ const MUCH: usize = 1 << 20;
 pub(crate) struct Pace {
     account: Arc<Account>,
     turns: Turns,
+    /// The last turn, until the next one is waited for.
+    turn: Option<Turn>,
     last: Instant,
 }
 
 impl Pace {
     /// Returns the pace of a task of the current runtime.
     pub(crate) fn new(account: &Arc<Account>) -> Self {
-        Self { account: account.clone(), turns: Turns::of_runtime(account.origin()), last: Instant::now() }
+        let turns = Turns::of_runtime(account.origin());
+        Self { account: account.clone(), turns, turn: None, last: Instant::now() }
     }
 
     /// Lets other tasks have their turn. Returns how many of so many things to free in this turn: one, or more if the last turn was long
     /// ago.
     pub(crate) async fn turn(&mut self, things: usize) -> usize {
+        self.turn = None;
         match self.account.time_to_free() {
             Duration::ZERO => yield_now().await,
             // Without a turn of its own, all is freed by then: its host may have many other turns.
-            time => drop(timeout(time, self.turns.next()).await),
+            time => self.turn = timeout(time, self.turns.next()).await.ok(),
         }
         let now = Instant::now();
         let passed = now - std::mem::replace(&mut self.last, now);

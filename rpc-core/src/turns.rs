@@ -2,16 +2,20 @@
 //!
 //! A runtime gives all its tasks turns one after the other. Where many peers send without a pause, a task that has little to do would
 //! wait for the turns of all of them. So tasks that have much to do wait for each other, and the runtime's own queue has at most as many
-//! of them as it has threads. Hosts take turns, however many connections each has.
+//! of them as it has threads. Hosts share the time, however many connections each has.
+
+mod fair_queue;
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Instant;
 
 use tokio::runtime::{Handle, Id};
 use tokio::sync::oneshot;
 use tokio::task::yield_now;
 
-use crate::origin::{Origin, OriginQueue};
+use self::fair_queue::FairQueue;
+use crate::origin::Origin;
 
 static OF_RUNTIMES: LazyLock<Mutex<HashMap<Id, Weak<Queue>>>> = LazyLock::new(Mutex::default);
 
@@ -29,12 +33,21 @@ struct Queue(Mutex<Waiting>);
 #[derive(Debug)]
 struct Waiting {
     free_places: usize,
-    tasks: OriginQueue<oneshot::Sender<Place>>,
+    tasks: FairQueue<oneshot::Sender<Place>>,
 }
 
 /// A place in the runtime's own queue. Goes to the next task that waits when it is dropped.
 #[derive(Debug)]
 struct Place(Option<Arc<Queue>>);
+
+/// A turn of a host's task, which lasts until this is dropped.
+#[derive(Debug)]
+#[must_use = "the turn ends when this is dropped"]
+pub struct Turn {
+    queue: Arc<Queue>,
+    origin: Origin,
+    began: Instant,
+}
 
 impl Turns {
     /// Returns the turns in the current runtime of what is done for this host.
@@ -54,20 +67,21 @@ impl Turns {
         Self { queue, origin }
     }
 
-    /// Waits for a turn, which comes after those of the tasks that are ready now, and of those that have waited here for longer. But a
-    /// host that has few tasks here does not wait for all those of another host.
+    /// Waits for a turn, which comes after those of the tasks that are ready now. Of the tasks that wait here, the next turn is that of the
+    /// host whose turns have taken least time.
     ///
     /// Cancel safe: a task that gives up loses its place.
-    pub async fn next(&self) {
+    pub async fn next(&self) -> Turn {
         // Given back when the turn begins: a turn that blocks its thread must not keep others waiting.
         let _place = self.queue.place(self.origin).await;
         yield_now().await;
+        Turn { queue: self.queue.clone(), origin: self.origin, began: Instant::now() }
     }
 }
 
 impl Queue {
     fn new(places: usize) -> Self {
-        let waiting = Waiting { free_places: places, tasks: OriginQueue::default() };
+        let waiting = Waiting { free_places: places, tasks: FairQueue::default() };
         Self(Mutex::new(waiting))
     }
 
@@ -81,6 +95,7 @@ impl Queue {
             let mut waiting = self.lock();
             if waiting.free_places > 0 {
                 waiting.free_places -= 1;
+                waiting.tasks.begin(origin);
                 return Place(Some(self.clone()));
             }
             let (give, given) = oneshot::channel();
@@ -110,6 +125,12 @@ impl Queue {
                 Err(back) => place = back,
             }
         }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.queue.lock().tasks.end(self.origin, self.began.elapsed());
     }
 }
 
@@ -146,7 +167,7 @@ mod tests {
                 spawn_local(async move {
                     let turns = Turns::of_runtime(Origin::NONE);
                     loop {
-                        turns.next().await;
+                        drop(turns.next().await);
                         counted.set(counted.get() + 1);
                     }
                 });
@@ -175,7 +196,7 @@ mod tests {
                 let (turns, counted) = (of_host(1), counted.clone());
                 spawn_local(async move {
                     loop {
-                        turns.next().await;
+                        drop(turns.next().await);
                         counted.set(counted.get() + 1);
                     }
                 });
@@ -183,7 +204,7 @@ mod tests {
             yield_now().await;
             let turns = of_host(2);
             for _ in 0..TURNS {
-                turns.next().await;
+                drop(turns.next().await);
             }
         };
         LocalSet::new().run_until(one).await;
@@ -200,14 +221,14 @@ mod tests {
             assert!(poll_fn(|cx| Poll::Ready(given_up.as_mut().poll(cx))).await.is_pending());
             assert_eq!(turns.queue.lock().free_places, 0);
             drop(given_up);
-            turns.next().await;
+            drop(turns.next().await);
             assert_eq!(turns.queue.lock().free_places, 1);
         }
     }
 
     #[tokio::test]
     async fn tasks_that_give_up_in_the_queue_keep_no_place() {
-        async fn is_pending(task: Pin<&mut impl Future<Output = ()>>) -> bool {
+        async fn is_pending(task: Pin<&mut impl Future<Output = Turn>>) -> bool {
             let mut task = task;
             poll_fn(|cx| Poll::Ready(task.as_mut().poll(cx).is_pending())).await
         }

@@ -126,7 +126,7 @@ async fn streams_of_all_kinds_and_lengths_come_whole() {
         match policy {
             // By TCP there are acknowledgements, the more the longer it takes.
             Policy::Rdma => {
-                assert!(by_rdma > moved && by_tcp < moved / 100, "{moved} were to move: {traffic:?}")
+                assert!(by_rdma > moved && by_tcp < moved / 100, "{moved} were to move: {traffic:?}");
             }
             _ => assert!(by_tcp > moved && by_rdma == 0, "{moved} were to move: {traffic:?}"),
         }

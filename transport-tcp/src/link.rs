@@ -15,7 +15,7 @@ use farcall_core::transport::{
     BoxFuture, BusyPoll, Counters, Description, FrameSource, Identity, Link, LinkEnd, LinkHandler, Reason,
     Secret, Unavailable,
 };
-use farcall_core::turns::Turns;
+use farcall_core::turns::{Turn, Turns};
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
@@ -196,8 +196,11 @@ impl TcpLink {
     async fn run(self: Arc<Self>, handler: Arc<dyn LinkHandler>, _shutdown: ShutdownOnDrop) {
         let mut attention = pin!(self.attention.notified());
         let turns = self.turns();
+        // It lasts until the task waits.
+        let mut turn = None;
         let end = loop {
             if let Some(pause) = handler.pause() {
+                turn = None;
                 self.wait_for_memory(pause, attention.as_mut(), &*handler, &turns).await;
             }
             let more = match self.read(&*handler) {
@@ -220,9 +223,10 @@ impl TcpLink {
             if self.closing.load(Ordering::Acquire) {
                 break LinkEnd::orderly();
             }
+            drop(turn.take());
             if more || self.is_send_turn_over() {
                 // A peer that sends without a pause stops neither writing nor closing.
-                self.wait_for_turn(&turns, attention.as_mut()).await;
+                turn = self.wait_for_turn(&turns, attention.as_mut()).await;
             } else {
                 if self.is_amid_frame() {
                     handler.amid_frame();
@@ -235,6 +239,7 @@ impl TcpLink {
             }
             self.write_on(&*handler);
         };
+        drop(turn);
         self.stop_reading(&*handler);
         if self.closing.load(Ordering::Acquire) {
             // The side that closed it knows. To it, the end of the link means that all has left.
@@ -270,20 +275,24 @@ impl TcpLink {
     }
 
     /// Waits for the link's turn, or until it is closed: a closed one must not keep its memory while its host has many other turns.
-    async fn wait_for_turn<'a>(&'a self, turns: &Turns, mut attention: Pin<&mut Notified<'a>>) {
+    async fn wait_for_turn<'a>(
+        &'a self,
+        turns: &Turns,
+        mut attention: Pin<&mut Notified<'a>>,
+    ) -> Option<Turn> {
         let mut turn = pin!(turns.next());
         poll_fn(|cx| {
             // Once in each poll: it gives way by being pending once.
-            if turn.as_mut().poll(cx).is_ready() {
-                return Poll::Ready(());
+            if let Poll::Ready(turn) = turn.as_mut().poll(cx) {
+                return Poll::Ready(Some(turn));
             }
             while !self.closing.load(Ordering::Acquire) {
                 ready!(attention.as_mut().poll(cx));
                 attention.set(self.attention.notified());
             }
-            Poll::Ready(())
+            Poll::Ready(None)
         })
-        .await;
+        .await
     }
 
     /// Waits until there is memory for what arrives. Goes on writing meanwhile.
@@ -311,9 +320,8 @@ impl TcpLink {
                 Some(Event::Attention) => attention.set(self.attention.notified()),
                 Some(Event::Socket) => {}
             }
-            if self.is_send_turn_over() {
-                self.wait_for_turn(turns, attention.as_mut()).await;
-            }
+            let is_over = self.is_send_turn_over();
+            let _turn = if is_over { self.wait_for_turn(turns, attention.as_mut()).await } else { None };
             self.write_on(handler);
         }
     }

@@ -44,26 +44,16 @@ impl<T> OriginQueue<T> {
 
     /// Takes the one whose turn it is.
     pub fn pop(&mut self) -> Option<T> {
-        self.pop_wanted(|_| true)
-    }
-
-    /// Takes the one whose turn it is among those that are wanted. Drops those before it that are not; they cost their origins no turn.
-    pub fn pop_wanted(&mut self, is_wanted: impl Fn(&T) -> bool) -> Option<T> {
-        loop {
-            let origin = self.turns.pop_front()?;
-            let of_origin = self.by_origin.get_mut(&origin)?;
-            let before = of_origin.len();
-            let next = std::iter::from_fn(|| of_origin.pop_front()).find(&is_wanted);
-            self.len -= before - of_origin.len();
-            if of_origin.is_empty() {
-                self.by_origin.remove(&origin);
-            } else {
-                self.turns.push_back(origin);
-            }
-            if next.is_some() {
-                return next;
-            }
+        let origin = self.turns.pop_front()?;
+        let of_origin = self.by_origin.get_mut(&origin)?;
+        let next = of_origin.pop_front();
+        self.len -= usize::from(next.is_some());
+        if of_origin.is_empty() {
+            self.by_origin.remove(&origin);
+        } else {
+            self.turns.push_back(origin);
         }
+        next
     }
 
     /// Takes the newest of the origin that has most, if that has at least two more than `origin` has.
@@ -100,17 +90,6 @@ mod tests {
         served.extend(std::iter::from_fn(|| queue.pop()));
         assert_eq!(served, ["a", "d", "e", "b", "f", "g", "c"]);
         assert!(queue.by_origin.is_empty() && queue.turns.is_empty() && queue.is_empty());
-    }
-
-    #[test]
-    fn one_that_is_not_wanted_costs_its_origin_no_turn() {
-        let mut queue = OriginQueue::default();
-        for (of, item) in [(1, 1), (1, 2), (1, 3), (2, 11), (2, 4), (3, 13)] {
-            queue.push(origin(of), item);
-        }
-        let even = |queue: &mut OriginQueue<i32>| queue.pop_wanted(|item| item % 2 == 0);
-        assert_eq!((even(&mut queue), even(&mut queue), queue.len()), (Some(2), Some(4), 2));
-        assert_eq!((even(&mut queue), queue.len(), queue.turns.len()), (None, 0, 0));
     }
 
     #[test]

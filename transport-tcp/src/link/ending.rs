@@ -108,7 +108,7 @@ impl TcpLink {
 async fn discard(stream: &Stream, turns: &Turns) {
     let mut left = MOST_DISCARDED;
     while left > 0 && stream.readable().await.is_ok() {
-        turns.next().await;
+        let _turn = turns.next().await;
         match discard_turn(stream) {
             Ok(n) => left = left.saturating_sub(n),
             Err(_) => return,

@@ -44,8 +44,7 @@ struct Place(Option<Arc<Queue>>);
 #[derive(Debug)]
 #[must_use = "the turn ends when this is dropped"]
 pub struct Turn {
-    queue: Arc<Queue>,
-    origin: Origin,
+    of: Turns,
     began: Instant,
 }
 
@@ -67,15 +66,15 @@ impl Turns {
         Self { queue, origin }
     }
 
-    /// Waits for a turn, which comes after those of the tasks that are ready now. Of the tasks that wait here, the next turn is that of the
-    /// host whose turns have taken least time.
+    /// Waits for a turn, which comes after those of the tasks that are ready now. Of the tasks that wait here, the one comes first whose
+    /// host's turns have taken least time.
     ///
     /// Cancel safe: a task that gives up loses its place.
     pub async fn next(&self) -> Turn {
         // Given back when the turn begins: a turn that blocks its thread must not keep others waiting.
         let _place = self.queue.place(self.origin).await;
         yield_now().await;
-        Turn { queue: self.queue.clone(), origin: self.origin, began: Instant::now() }
+        Turn { of: self.clone(), began: Instant::now() }
     }
 }
 
@@ -130,7 +129,8 @@ impl Queue {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        self.queue.lock().tasks.end(self.origin, self.began.elapsed());
+        let Turns { queue, origin } = &self.of;
+        queue.lock().tasks.end(*origin, self.began.elapsed());
     }
 }
 

@@ -196,7 +196,7 @@ impl TcpLink {
     async fn run(self: Arc<Self>, handler: Arc<dyn LinkHandler>, _shutdown: ShutdownOnDrop) {
         let mut attention = pin!(self.attention.notified());
         let turns = self.turns();
-        // It lasts until the task waits.
+        // A turn ends before the task waits.
         let mut turn = None;
         let end = loop {
             if let Some(pause) = handler.pause() {
@@ -223,7 +223,7 @@ impl TcpLink {
             if self.closing.load(Ordering::Acquire) {
                 break LinkEnd::orderly();
             }
-            drop(turn.take());
+            turn = None;
             if more || self.is_send_turn_over() {
                 // A peer that sends without a pause stops neither writing nor closing.
                 turn = self.wait_for_turn(&turns, attention.as_mut()).await;

@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use crate::origin::Origin;
 
-/// A turn counts as this long until it has ended, so that a host with many tasks does not get all turns meanwhile.
+/// A turn counts as at least this long, from its beginning on. So a host with many tasks does not get all turns before the first one has
+/// ended.
 const LEAST: Duration = Duration::from_micros(20);
 
-/// The time that a host may have taken less than the others when it comes back. So the others may all have taken equal times, and it
-/// need not wait for each of them after every turn of its own.
+/// The time that a host may be ahead of the others when it comes back. The others may all have taken equal times. Without this it would
+/// wait for each of them after every turn of its own.
 const CREDIT: Duration = Duration::from_millis(5);
 
 /// Hosts that are remembered, though none of their tasks waits. When there are more, what they have taken is forgotten.
@@ -24,7 +25,7 @@ pub(super) struct FairQueue<T> {
     hosts: HashMap<Origin, Host<T>>,
     /// The hosts that wait: what they have taken, and which of them came first.
     order: BTreeSet<(Duration, u64, Origin)>,
-    /// The time that hosts have taken whose turns begin now. A host that comes back counts as one that has taken as much, but for the
+    /// The time that hosts have taken whose turns begin now. A host that comes back counts as one that has taken as much, less the
     /// [`CREDIT`]. So it does not save up turns.
     now: Duration,
     /// How many hosts have begun to wait.
@@ -58,7 +59,7 @@ impl<T> FairQueue<T> {
         if host.waiting.len() == 1 {
             host.arrival = arrival;
             self.arrivals += 1;
-            self.rank(origin);
+            self.line_up(origin);
         }
     }
 
@@ -82,7 +83,7 @@ impl<T> FairQueue<T> {
         let taken = host.taken;
         host.taken += LEAST;
         self.now = self.now.max(taken);
-        self.rank(origin);
+        self.line_up(origin);
     }
 
     /// Notes how long a turn has taken that has ended.
@@ -91,11 +92,11 @@ impl<T> FairQueue<T> {
         self.order.remove(&rank);
         let host = self.host(origin);
         host.taken += took.saturating_sub(LEAST);
-        self.rank(origin);
+        self.line_up(origin);
     }
 
-    /// Puts a host in order, if any of its tasks waits.
-    fn rank(&mut self, origin: Origin) {
+    /// Puts a host in its place in the order, if any of its tasks waits.
+    fn line_up(&mut self, origin: Origin) {
         let host = self.host(origin);
         if !host.waiting.is_empty() {
             let rank = host.rank(origin);
@@ -119,6 +120,7 @@ impl<T> FairQueue<T> {
 }
 
 impl<T> Host<T> {
+    /// Returns its place in the order.
     fn rank(&self, origin: Origin) -> (Duration, u64, Origin) {
         (self.taken, self.arrival, origin)
     }

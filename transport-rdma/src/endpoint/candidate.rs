@@ -6,8 +6,8 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use farcall_core::proto::wire::Probe;
 use farcall_core::transport::{self, Attempt, BoxFuture, Candidate, Description, Link, Reason};
-use tokio::sync::OwnedSemaphorePermit;
 
+use super::setup_turns::SetupTurn;
 use super::{Endpoint, RdmaLink, protection};
 use crate::device::{DeviceError, Gid, Limits, LocalPath, PairOnTrial, QpTuning, random_psn};
 use crate::link::{Bootstrap, End, LinkCore, Seal};
@@ -60,8 +60,8 @@ pub(crate) struct RdmaCandidate {
     side: Side,
     /// Client: the addresses that the link is to join.
     pair: Option<PairOnTrial>,
-    /// The device sets up so many links at once.
-    _turn: Option<OwnedSemaphorePermit>,
+    /// The device sets up few links at once.
+    _turn: SetupTurn,
 }
 
 /// A link whose queue pair is not connected.
@@ -83,7 +83,7 @@ impl RdmaCandidate {
         pair: Option<PairOnTrial>,
     ) -> Result<(Self, Bytes), transport::Unavailable> {
         let accepts = protection::acceptable(&attempt)?;
-        let turn = endpoint.shard().device.turn(true).await;
+        let turn = endpoint.shard().device.setup_turn(true, &attempt.stream).await;
         let (made, own) = Made::new(endpoint, path, &attempt, accepts).await?;
         let wanted = pair.as_ref().map(PairOnTrial::theirs);
         let offered = Bootstrap { wanted, ..own }.encode();
@@ -100,7 +100,7 @@ impl RdmaCandidate {
     ) -> Result<(Self, Bytes), transport::Unavailable> {
         let peer = offer.client;
         let chosen = protection::choose(&attempt, peer.protection)?;
-        let turn = endpoint.shard().device.turn(false).await;
+        let turn = endpoint.shard().device.setup_turn(false, &attempt.stream).await;
         let (made, own) = Made::new(endpoint, path, &attempt, chosen).await?;
         let answer = own.encode();
         let data = [offer.data, answer.clone()];

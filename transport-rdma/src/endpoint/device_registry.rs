@@ -6,9 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Instant;
 
+use farcall_core::origin::Origin;
+use farcall_core::transport::Description;
 use tokio::runtime::{Handle, Id};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::setup_turns::{SetupTurn, SetupTurns};
 use super::{Endpoint, Shard};
 use crate::config::RdmaConfig;
 use crate::device::{
@@ -17,10 +19,6 @@ use crate::device::{
 use crate::resources::{Control, DeviceCounts, OwnAtomics, Registrations, RendezvousPool};
 use crate::stats::DeviceStats;
 use crate::verbs::SystemHost;
-
-/// Links of a device that are set up at once, as client, and as many as server. The others wait, so that those few are done
-/// in time.
-const SETUPS: usize = 16;
 
 /// A machine, as far as RDMA goes.
 #[derive(Debug)]
@@ -70,7 +68,7 @@ pub(crate) struct OpenDevice {
     pub(crate) own_atomics: Arc<OwnAtomics>,
     /// Turns of links that are being set up, as client and as server: those a client holds while it waits for a server's
     /// must not be what that waits for, and both may be in one process.
-    setups: [Arc<Semaphore>; 2],
+    setups: [SetupTurns; 2],
     failed: AtomicBool,
     ports_down: Mutex<HashMap<u8, Instant>>,
     /// The shards that hear of the device's events.
@@ -224,8 +222,7 @@ impl OpenDevice {
         let rendezvous_pool = RendezvousPool::new(Arc::clone(&device), control.clone(), config.bulk_memory);
         let registrations = Registrations::new(Arc::clone(&device), control.clone());
         let own_atomics = OwnAtomics::new(Arc::clone(&device), control.clone(), Arc::clone(&registrations));
-        let setups = [(); 2].map(|()| Arc::new(Semaphore::new(SETUPS)));
-        let (ports_down, shards) = Default::default();
+        let (setups, ports_down, shards) = Default::default();
         let failed = AtomicBool::new(false);
         Ok(Arc::new(Self {
             host,
@@ -241,10 +238,10 @@ impl OpenDevice {
         }))
     }
 
-    /// Waits for a turn to set a link up; first come, first served.
-    pub(crate) async fn turn(&self, is_client: bool) -> Option<OwnedSemaphorePermit> {
-        // It is never closed.
-        Arc::clone(&self.setups[usize::from(is_client)]).acquire_owned().await.ok()
+    /// Waits for a turn to set up a link with the peer of this stream link.
+    pub(super) async fn setup_turn(&self, is_client: bool, stream: &Description) -> SetupTurn {
+        let host = Origin::of(stream.peer.map(|peer| peer.ip()));
+        self.setups[usize::from(is_client)].next(host).await
     }
 
     pub(super) fn join(&self, shard: &Arc<Shard>) {

@@ -13,6 +13,7 @@ mod intake;
 mod link;
 mod meter;
 mod protection;
+mod setup_turns;
 mod teardown;
 mod wait;
 mod watch;

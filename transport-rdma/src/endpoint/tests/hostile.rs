@@ -179,6 +179,30 @@ async fn peer_that_breaks_the_rules_loses_its_link_and_others_keep_theirs() {
     }
 }
 
+#[tokio::test]
+async fn a_host_whose_attempts_do_not_end_keeps_no_other_host_waiting() {
+    let (fabric, [near, far]) = nodes(1);
+    let (begun, mut answers) = tokio::sync::mpsc::unbounded_channel();
+    let mut attempts = tokio::task::JoinSet::new();
+    // A device sets up sixteen links at once, as server.
+    for _ in 0..20 {
+        let (hostile, offer) = Hostile::new(&fabric, 0);
+        let (upgrade, mut attempt, begun) = (far.upgrade.clone(), far.attempt.clone(), begun.clone());
+        attempt.stream.peer = Some(([10, 0, 0, 66], 4000).into());
+        attempts.spawn(async move {
+            let answer = upgrade.answer(1, offer, &attempt).await.unwrap();
+            begun.send((hostile, answer)).unwrap();
+        });
+    }
+    let mut unfinished = Vec::new();
+    while unfinished.len() < 8 {
+        unfinished.push(answers.recv().await.unwrap());
+    }
+    let [a, mut b] = near.link(&far).await;
+    a.send(100, 1000);
+    b.receive(100).await;
+}
+
 /// Nothing of such a message is taken in, however well it is formed.
 #[tokio::test]
 async fn immediate_data_costs_the_link() {

@@ -258,7 +258,8 @@ async fn bytes_of_a_read_that_was_given_up_do_not_come_late() {
     let rounds = if std::env::var_os("FARCALL_LONG").is_some() { 1_000 } else { 40 };
     let (pages, cache) = served().await;
     for round in 0..rounds {
-        let [wrong, right] = [1, 2].map(|byte| buffer(&vec![byte + round as u8; LEN]).freeze());
+        let [wrong, right] =
+            [1, 2].map(|byte: u8| buffer(&vec![byte.wrapping_add(round as u8); LEN]).freeze());
         soon(cache.give_up(wrong.into(), 0)).await.unwrap();
         if round % 2 == 0 {
             soon(cache.put(right.clone().into(), 0, LEN, 0)).await.unwrap();

@@ -51,9 +51,9 @@ pub(crate) fn check() -> Result<()> {
     if dearer.is_empty() { Ok(()) } else { Err(more()) }
 }
 
-/// The most that a lone call of a client may cost with a choice of servers, by policy, as a multiple of its cost without. The aim is
-/// 1.03. A choice by load reads the clock twice.
-const CHOICE: [(&str, f64); 3] = [("round-robin", 1.045), ("least-loaded", 1.12), ("by-key", 1.045)];
+/// The most that the client's part of a lone call may cost with a choice of servers, by policy, as a multiple of its cost without. The
+/// aim is 3 % of both ends' parts, 1.055 here. A choice by load reads the clock twice.
+const CHOICE: [(&str, f64); 3] = [("round-robin", 1.045), ("least-loaded", 1.1), ("by-key", 1.045)];
 
 /// Counts what it takes to choose a server. Returns the policies that take more than they may.
 fn balanced(peers: &Peers) -> Result<Vec<String>> {

@@ -70,23 +70,28 @@ fn serve_for_attackers() {
 }
 
 /// The honest client's process: begins a call each millisecond for a time, and says how long the slowest hundredth takes. Calls
-/// do not wait for each other, because a client that waits makes few calls while the server is slow, and hides that. Another
-/// client connects each tenth of a second, and makes one call. The process says how long that takes at most.
+/// do not wait for each other, because a client that waits makes few calls while the server is slow, and hides that. By choice it waits
+/// when so many are in progress. Another client connects each tenth of a second, and makes one call. The process says how long that
+/// takes at most.
 #[tokio::test]
 async fn call_honestly_for_a_while() {
     let Some(told) = process::told() else { return };
-    let (server, time) = Target::of_words(&told);
+    let (server, terms) = Target::of_words(&told);
+    let (time, most) = terms.split_once(' ').unwrap();
     let (honest, time) = (server.honest(), Duration::from_millis(time.parse().unwrap()));
-    let newcomers = tokio::spawn(again_for(time, 2, Duration::from_millis(100), move || server.honest()));
-    let times = again_for(time, 100, Duration::from_millis(1), move || honest.clone()).await;
+    let most = most.parse().unwrap();
+    let newcomers =
+        tokio::spawn(again_for(time, 2, most, Duration::from_millis(100), move || server.honest()));
+    let times = again_for(time, 100, most, Duration::from_millis(1), move || honest.clone()).await;
     let slowest_newcomer = newcomers.await.unwrap().pop().unwrap();
     process::say(&format!("{} {}", times[times.len() * 99 / 100].as_micros(), slowest_newcomer.as_micros()));
 }
 
-/// Begins calls for a time, so many at least, with pauses. Returns how long they take, the longest last.
+/// Begins calls for a time, so many at least and so many at once at most, with pauses. Returns how long they take, the longest last.
 async fn again_for(
     time: Duration,
     least: usize,
+    most: usize,
     pause: Duration,
     client: impl Fn() -> RawChannel,
 ) -> Vec<Duration> {
@@ -101,6 +106,9 @@ async fn again_for(
             at.elapsed()
         });
         times.extend(calls.try_join_next().map(Result::unwrap));
+        if calls.len() >= most {
+            times.extend(calls.join_next().await.map(Result::unwrap));
+        }
     }
     times.extend(calls.join_all().await);
     times.sort();
@@ -119,7 +127,12 @@ struct Times {
 
 /// Lets an honest client make calls for a time, from a process of its own.
 async fn honest_calls(server: Target, time: Duration) -> Times {
-    let argument = format!("{} {}", server.told(), time.as_millis());
+    honest_calls_at_once(server, time, usize::MAX).await
+}
+
+/// Lets an honest client make calls for a time, so many at once at most.
+async fn honest_calls_at_once(server: Target, time: Duration, most: usize) -> Times {
+    let argument = format!("{} {} {most}", server.told(), time.as_millis());
     let mut client = Process::start("resident::call_honestly_for_a_while", &argument);
     let said = tokio::task::spawn_blocking(move || client.said()).await.expect("the honest client fails");
     let mut times = said.split(' ').map(|micros| Duration::from_micros(micros.parse().unwrap()));
@@ -370,19 +383,21 @@ async fn answered(server: SocketAddr) -> Attacker {
     attacker
 }
 
-/// The server's budget is a part of the address space that it may have. It lives within that, whatever it is sent.
+/// The server's budget is a part of the address space that it may have. It lives within that, whatever it is sent. Its honest client makes so
+/// few calls at once that they hold no more than any client may hold, however slow the server is.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_with_little_address_space_survives() {
+    const FEW: usize = 8;
     let limited = ["sh", "-c", "ulimit -v 786432; exec \"$0\" \"$@\""];
     let (_server, target, limit) = server(&limited, 0, PLAIN);
     assert_eq!(limit, 192 * MIB);
     let time = terms().0 / 4;
     for name in ATTACKS.into_iter().chain([EVERYTHING]) {
         let attackers = attackers(&target, name);
-        honest_calls(target.clone(), time).await;
+        honest_calls_at_once(target.clone(), time, FEW).await;
         drop(attackers);
     }
-    honest_calls(target, Duration::ZERO).await;
+    honest_calls_at_once(target, Duration::ZERO, FEW).await;
 }
 
 /// All attacks at once, beside which the server's budget is looked at. Afterwards all memory is given back.

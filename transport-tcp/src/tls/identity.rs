@@ -1,6 +1,7 @@
 //! The identity in a certificate that rustls has verified.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use bytes::Bytes;
 use farcall_core::transport::Identity;
@@ -18,6 +19,12 @@ pub(super) fn identity(chain: &[CertificateDer<'_>]) -> Option<Identity> {
         add_names(&certificate, &mut identity);
     }
     Some(identity)
+}
+
+/// Returns the time since 1970 until which a certificate is valid. `None` if only rustls can read it.
+pub(super) fn not_after(certificate: &CertificateDer<'_>) -> Option<Duration> {
+    let certificate = Certificate::from_der(certificate).ok()?;
+    Some(certificate.tbs_certificate().validity().not_after.to_unix_duration())
 }
 
 fn add_names(certificate: &Certificate, identity: &mut Identity) {

@@ -6,6 +6,7 @@ mod config;
 mod explain;
 mod identity;
 mod reloading;
+mod resumption;
 mod secret;
 mod session;
 
@@ -20,6 +21,7 @@ pub use rustls;
 pub use self::config::{ClientAuth, TlsConfig, TlsError};
 pub use self::explain::explanations;
 use self::reloading::Reloading;
+use self::resumption::{Resumption, Sessions};
 #[cfg(feature = "testing")]
 pub use self::secret::exported;
 pub(crate) use self::session::Session;
@@ -32,7 +34,13 @@ const SESSIONS: usize = 4096;
 
 /// The TLS of a server. Clones share it: what is replaced or read again counts for all of them, from the next connection on.
 #[derive(Clone, Debug)]
-pub struct TlsServer(Arc<Reloading<ServerConfig>>);
+pub struct TlsServer(Arc<Reloading<ServerTls>>);
+
+/// The configuration of a server, and the sessions of it.
+struct ServerTls {
+    config: Arc<ServerConfig>,
+    sessions: Arc<Sessions>,
+}
 
 /// The TLS of a client. Clones share it: what is replaced or read again counts for all of them, from the next connection on.
 #[derive(Clone, Debug)]
@@ -40,8 +48,11 @@ pub struct TlsClient(Arc<Reloading<ClientConfig>>);
 
 impl TlsServer {
     /// Returns the TLS that a configuration of rustls describes. Its ALPN protocols are farcall's.
+    ///
+    /// A session is not resumed when the peer's certificate has expired since. For a verifier that accepts expired certificates, switch
+    /// resumption off.
     pub fn new(config: ServerConfig) -> Self {
-        Self(Reloading::fixed(with_alpn_of_server(config)))
+        Self(Reloading::fixed(ServerTls::of(config)))
     }
 
     /// Reads certificate, key and CAs from files.
@@ -53,14 +64,14 @@ impl TlsServer {
         let read = |files: &TlsConfig| {
             let mut config = files.server()?;
             config.session_storage = ServerSessionMemoryCache::new(SESSIONS);
-            Ok(with_alpn_of_server(config))
+            Ok(ServerTls::of(config))
         };
         Reloading::from_files(files, read).map(Self)
     }
 
     /// Uses another configuration for connections from now on.
     pub fn replace(&self, config: ServerConfig) {
-        self.0.replace(with_alpn_of_server(config));
+        self.0.replace(ServerTls::of(config));
     }
 
     /// Reads the files again, whether they have changed or not. Blocks while it reads.
@@ -79,17 +90,21 @@ impl TlsServer {
 
     /// Begins a session of a connection that was accepted.
     pub(crate) fn session(&self) -> Result<Session, TlsError> {
-        let config = self.0.config();
+        let ServerTls { config, sessions } = &*self.0.config();
         let provider = config.crypto_provider().clone();
-        let connection = ServerConnection::new(config);
+        let resumption = Resumption { clock: config.time_provider.clone(), sessions: Some(sessions.clone()) };
+        let connection = ServerConnection::new(config.clone());
         connection
-            .map(|connection| Session::new(connection, provider))
+            .map(|connection| Session::new(connection, provider, resumption))
             .map_err(|error| TlsError(error.to_string()))
     }
 }
 
 impl TlsClient {
     /// Returns the TLS that a configuration of rustls describes. Its ALPN protocols are farcall's.
+    ///
+    /// A session is not resumed when the peer's certificate has expired since. For a verifier that accepts expired certificates, switch
+    /// resumption off.
     pub fn new(config: ClientConfig) -> Self {
         Self(Reloading::fixed(with_alpn_of_client(config)))
     }
@@ -132,9 +147,10 @@ impl TlsClient {
         let name = server_name(wanted.unwrap_or(host))?;
         let config = self.0.config();
         let provider = config.crypto_provider().clone();
+        let resumption = Resumption { clock: config.time_provider.clone(), sessions: None };
         let connection = ClientConnection::new(config, name);
         connection
-            .map(|connection| Session::new(connection, provider))
+            .map(|connection| Session::new(connection, provider, resumption))
             .map_err(|error| TlsError(error.to_string()))
     }
 }
@@ -145,9 +161,13 @@ fn server_name(name: &str) -> Result<ServerName<'static>, TlsError> {
     ServerName::try_from(name.to_owned()).map_err(wrong)
 }
 
-fn with_alpn_of_server(mut config: ServerConfig) -> ServerConfig {
-    config.alpn_protocols = vec![ALPN.to_vec()];
-    config
+impl ServerTls {
+    fn of(mut config: ServerConfig) -> Self {
+        config.alpn_protocols = vec![ALPN.to_vec()];
+        let sessions = Sessions::new(config.session_storage);
+        config.session_storage = sessions.clone();
+        Self { config: Arc::new(config), sessions }
+    }
 }
 
 fn with_alpn_of_client(mut config: ClientConfig) -> ClientConfig {

@@ -11,6 +11,7 @@ use rustls::Connection;
 use rustls::crypto::CryptoProvider;
 
 use super::identity::identity;
+use super::resumption::Resumption;
 use super::secret::SessionSecret;
 use super::{ALPN, explain};
 use crate::stream::Stream;
@@ -26,6 +27,7 @@ pub(crate) struct Session {
     /// The peer's identity, once the handshake is over. `None` within: it has presented no certificate.
     identity: OnceLock<Option<Arc<Identity>>>,
     provider: Arc<CryptoProvider>,
+    resumption: Resumption,
     /// The secret for other links, once one has asked for it.
     secret: OnceLock<Result<Arc<dyn Secret>, Unavailable>>,
 }
@@ -43,7 +45,11 @@ struct State {
 }
 
 impl Session {
-    pub(super) fn new(connection: impl Into<Connection>, provider: Arc<CryptoProvider>) -> Self {
+    pub(super) fn new(
+        connection: impl Into<Connection>,
+        provider: Arc<CryptoProvider>,
+        resumption: Resumption,
+    ) -> Self {
         let mut connection = connection.into();
         // The link bounds what is written. Until the handshake is over that is a HELLO.
         connection.set_buffer_limit(None);
@@ -51,6 +57,7 @@ impl Session {
             unflushed: AtomicBool::new(connection.wants_write()),
             identity: OnceLock::new(),
             provider,
+            resumption,
             secret: OnceLock::new(),
             state: Mutex::new(State {
                 connection,
@@ -118,6 +125,7 @@ impl Session {
         if state.connection.alpn_protocol() != Some(ALPN) {
             return Err(explain::NOT_FARCALL.to_owned());
         }
+        self.resumption.check(&state.connection)?;
         let identity = state.connection.peer_certificates().and_then(identity).map(Arc::new);
         tracing::debug!(
             version = ?state.connection.protocol_version(),
@@ -256,67 +264,4 @@ impl Write for Direct<'_> {
 
 #[cfg(all(test, feature = "tls-ring"))]
 #[expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
-mod tests {
-    use rustls::HandshakeKind;
-    use rustls::pki_types::PrivateKeyDer;
-    use rustls::{ClientConfig, RootCertStore, ServerConfig};
-
-    use super::*;
-    use crate::tls::{TlsClient, TlsServer};
-
-    /// Moves records between two sessions until neither has any, and ends their handshakes.
-    fn establish(client: &Session, server: &Session) {
-        loop {
-            let mut moved = 0;
-            for (from, to) in [(client, server), (server, client)] {
-                let mut records = Vec::new();
-                while from.lock().connection.wants_write() {
-                    from.lock().connection.write_tls(&mut records).unwrap();
-                }
-                moved += records.len();
-                let mut state = to.lock();
-                state.incoming.extend_from_slice(&records);
-                while !state.incoming.is_empty() {
-                    state.decrypt().unwrap();
-                    to.note_handshake(&mut state).unwrap();
-                }
-            }
-            if moved == 0 {
-                return;
-            }
-        }
-    }
-
-    #[test]
-    fn a_session_is_resumed_and_the_identities_stay() {
-        let key = rcgen::KeyPair::generate().unwrap();
-        let params = rcgen::CertificateParams::new(["db1".to_owned()]).unwrap();
-        let certificate = params.self_signed(&key).unwrap();
-        let mut roots = RootCertStore::empty();
-        roots.add(certificate.der().clone()).unwrap();
-        let roots = Arc::new(roots);
-        let identity =
-            || (vec![certificate.der().clone()], PrivateKeyDer::try_from(key.serialize_der()).unwrap());
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let verifier =
-            rustls::server::WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone())
-                .build();
-        let (chain, private) = identity();
-        let server =
-            ServerConfig::builder_with_provider(provider.clone()).with_safe_default_protocol_versions();
-        let server = server.unwrap().with_client_cert_verifier(verifier.unwrap());
-        let server = TlsServer::new(server.with_single_cert(chain, private).unwrap());
-        let (chain, private) = identity();
-        let client = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-        let client = client.unwrap().with_root_certificates(roots);
-        let client = TlsClient::new(client.with_client_auth_cert(chain, private).unwrap());
-        for kind in [HandshakeKind::Full, HandshakeKind::Resumed, HandshakeKind::Resumed] {
-            let (near, far) = (client.session("db1").unwrap(), server.session().unwrap());
-            establish(&near, &far);
-            for end in [&near, &far] {
-                assert_eq!(end.lock().connection.handshake_kind(), Some(kind));
-                assert_eq!(end.identity().unwrap().dns_names, ["db1"]);
-            }
-        }
-    }
-}
+mod tests;

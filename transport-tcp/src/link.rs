@@ -411,7 +411,8 @@ impl TcpLink {
         Self::count_memory(reader, handler);
         self.received.store(reader.bytes_read, Ordering::Relaxed);
         self.copied.store(reader.bytes_copied, Ordering::Relaxed);
-        self.amid_frame.store(reader.is_amid_frame(), Ordering::Relaxed);
+        let is_amid = reader.is_amid_frame() || self.socket.tls().is_some_and(Session::is_amid_record);
+        self.amid_frame.store(is_amid, Ordering::Relaxed);
         handler.batch_end();
     }
 }

@@ -37,6 +37,8 @@ struct State {
     connection: Connection,
     /// Records that were read from the socket.
     incoming: BytesMut,
+    /// The record that rustls has a part of, if any.
+    record: RecordProgress,
     /// Whether the socket had nothing more when these were read.
     is_drained: bool,
     /// Whether anything was ever read.
@@ -62,6 +64,7 @@ impl Session {
             state: Mutex::new(State {
                 connection,
                 incoming: BytesMut::new(),
+                record: RecordProgress::default(),
                 is_drained: false,
                 has_begun: false,
                 is_established: false,
@@ -155,6 +158,11 @@ impl Session {
         self.lock().connection.is_handshaking()
     }
 
+    /// Whether a record has arrived in part.
+    pub(crate) fn is_amid_record(&self) -> bool {
+        self.lock().record.is_amid()
+    }
+
     /// Whether there are records for the socket.
     pub(crate) fn has_unflushed(&self) -> bool {
         self.unflushed.load(Ordering::Acquire)
@@ -239,9 +247,41 @@ impl State {
         let read = self.connection.read_tls(&mut records);
         let read =
             read.map_err(|error| format!("TLS: a handshake message of the peer is too long: {error}"))?;
+        self.record.note(&self.incoming[..read]);
         self.incoming.advance(read);
         let processed = self.connection.process_new_packets();
         processed.map(drop).map_err(|error| foreign.unwrap_or_else(|| explain::in_words(&error)))
+    }
+}
+
+/// How much of a record has come: five bytes, of which the last two say how many follow (RFC 8446, section 5.1).
+#[derive(Debug, Default)]
+struct RecordProgress {
+    header: [u8; 5],
+    /// How much of the header has come.
+    has: usize,
+    /// How much is missing after the header.
+    missing: usize,
+}
+
+impl RecordProgress {
+    fn note(&mut self, mut bytes: &[u8]) {
+        while let Some(&first) = bytes.first() {
+            let mut noted = self.missing.min(bytes.len());
+            self.missing -= noted;
+            if noted == 0 {
+                (self.header[self.has], noted) = (first, 1);
+                self.has = (self.has + 1) % self.header.len();
+                if self.has == 0 {
+                    self.missing = usize::from(u16::from_be_bytes([self.header[3], self.header[4]]));
+                }
+            }
+            bytes.advance(noted);
+        }
+    }
+
+    fn is_amid(&self) -> bool {
+        self.has + self.missing > 0
     }
 }
 

@@ -1,6 +1,11 @@
 //! Attackers, which send single frames.
 
+use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, ready};
 
 use bytes::BytesMut;
 use farcall_core::proto::wire::{
@@ -8,7 +13,7 @@ use farcall_core::proto::wire::{
 };
 use farcall_core::testing::{hello, request};
 use rustls::pki_types::ServerName;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio_rustls::TlsConnector;
 
@@ -19,6 +24,39 @@ use crate::server::{BIG, ECHO, HANG, HOLD, IGNORE, info};
 pub(crate) trait Socket: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Socket for S {}
+
+/// A connection of which only so many bytes more go out, and the others are lost.
+pub(crate) struct Cut(pub(crate) TcpStream, pub(crate) Arc<AtomicUsize>);
+
+impl AsyncRead for Cut {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        to: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_read(cx, to)
+    }
+}
+
+impl AsyncWrite for Cut {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let left = self.1.load(Ordering::Relaxed);
+        if left == 0 {
+            return Poll::Ready(Ok(bytes.len()));
+        }
+        let written = ready!(Pin::new(&mut self.0).poll_write(cx, &bytes[..bytes.len().min(left)]))?;
+        self.1.store(left - written, Ordering::Relaxed);
+        Poll::Ready(Ok(written))
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(cx)
+    }
+}
 
 /// A client that sends single frames, valid or not, and reads when it is told to.
 pub(crate) struct Attacker {
@@ -47,9 +85,17 @@ impl Attacker {
 
     /// Connects by TLS from 127.0.0.`n`. `None` if the server does not want it, or the machine has no port for it.
     pub(crate) async fn try_encrypted(server: SocketAddr, n: u8, tls: &TlsConnector) -> Option<Self> {
+        Self::encrypt(connected(server, n).await?, server, tls).await
+    }
+
+    /// Greets a server by TLS over this connection. `None` if the server does not want it.
+    pub(crate) async fn encrypt(
+        connection: impl Socket + 'static,
+        server: SocketAddr,
+        tls: &TlsConnector,
+    ) -> Option<Self> {
         let name = ServerName::IpAddress(server.ip().into());
-        let handshake = tls.connect(name, connected(server, n).await?);
-        Self::greet(Box::new(handshake.await.ok()?)).await
+        Self::greet(Box::new(tls.connect(name, connection).await.ok()?)).await
     }
 
     /// Says HELLO and BIND.

@@ -36,7 +36,9 @@ use attackers::{
     Attacker, compressed_zeros, empty_elements, half_a_frame, half_messages, hanging_calls, unread_answers,
     unread_items,
 };
+use authority::{Authority, as_it_is};
 use server::{ECHO, HANG, HUGE, SLOW, Test, To, info, settings};
+use target::Target;
 
 const MIB: usize = 1 << 20;
 
@@ -57,6 +59,13 @@ struct Setup {
     honest: RawChannel,
     go: Arc<Semaphore>,
     slow: Arc<AtomicUsize>,
+}
+
+/// Returns TLS in which the server alone has a certificate.
+fn tls_of(authority: &Authority) -> (TlsServer, TlsClient) {
+    let mut files = authority.issue("server", as_it_is);
+    files.client_auth = tls::ClientAuth::None;
+    (TlsServer::from_files(&files).unwrap(), TlsClient::from_files(&authority.trusted()).unwrap())
 }
 
 /// Makes a call of the honest client, which must succeed.
@@ -306,6 +315,24 @@ async fn half_a_frame_is_not_waited_for_for_ever() {
     tokio::spawn(async move { watched.watch().await });
     let mut attacker = Attacker::new(setup.address, 2).await;
     attacker.socket.write_all(&Header::new(FrameType::REQUEST, 1).encode()[..10]).await.unwrap();
+    let reason = attacker.reason().await.unwrap();
+    assert!(reason.contains("in the middle of a message") && reason.contains("limits.stall_ms"), "{reason}");
+    setup.honest_call().await;
+}
+
+#[tokio::test]
+async fn half_a_record_is_not_waited_for_for_ever() {
+    let mut settings = settings(LIMIT);
+    settings.limits.stall_ms = 300;
+    let authority = Authority::new("ca");
+    let setup = Setup::with(settings, Some(tls_of(&authority))).await;
+    let watched = setup.server.clone();
+    tokio::spawn(async move { watched.watch().await });
+    let target = Target { address: setup.address, ca: authority.trusted().ca };
+    let (mut attacker, left) = target.attacked().connect_to_be_cut(2).await.unwrap();
+    // The header of a record, and a part of what it says.
+    left.store(10, Ordering::Relaxed);
+    attacker.request(1, ECHO, b"").await;
     let reason = attacker.reason().await.unwrap();
     assert!(reason.contains("in the middle of a message") && reason.contains("limits.stall_ms"), "{reason}");
     setup.honest_call().await;

@@ -4,9 +4,8 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use super::*;
-use crate::authority::{Authority, as_it_is};
 use crate::process::{self, Process, resident};
-use crate::target::{Attacked, Target};
+use crate::target::Attacked;
 
 /// How long each attack lasts, and the budget that the server is given: 0 is the default of the machine.
 fn terms() -> (Duration, usize) {
@@ -52,11 +51,7 @@ fn serve_for_attackers() {
     let Some(told) = process::told() else { return };
     let (memory, encryption) = told.split_once(' ').unwrap();
     let authority = (encryption == TLS).then(|| Authority::new("ca"));
-    let tls = authority.as_ref().map(|authority| {
-        let mut files = authority.issue("server", as_it_is);
-        files.client_auth = tls::ClientAuth::None;
-        (TlsServer::from_files(&files).unwrap(), TlsClient::from_files(&authority.trusted()).unwrap())
-    });
+    let tls = authority.as_ref().map(tls_of);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let setup = Setup::with(settings(memory.parse().unwrap()), tls).await;

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 
 use farcall_core::client::RawChannel;
 use farcall_core::proto::wire::PREFACE;
@@ -12,7 +13,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::{ClientConfig, RootCertStore};
 use tokio_rustls::TlsConnector;
 
-use crate::attackers::Attacker;
+use crate::attackers::{Attacker, Cut, connected};
 use crate::server::{To, settings};
 
 /// A server as its clients and attackers know it.
@@ -71,6 +72,14 @@ impl Attacked {
             Some(tls) => Attacker::try_encrypted(self.address, n, tls).await,
             None => Attacker::try_new(self.address, n).await,
         }
+    }
+
+    /// Connects by TLS from 127.0.0.`n`. Only as many bytes go out as the number says that is returned, too.
+    pub(crate) async fn connect_to_be_cut(&self, n: u8) -> Option<(Attacker, Arc<AtomicUsize>)> {
+        let left = Arc::new(AtomicUsize::new(usize::MAX));
+        let connection = Cut(connected(self.address, n).await?, Arc::clone(&left));
+        let attacker = Attacker::encrypt(connection, self.address, self.tls.as_ref()?).await?;
+        Some((attacker, left))
     }
 
     /// Returns what a connection begins with.

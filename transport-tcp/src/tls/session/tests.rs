@@ -139,3 +139,26 @@ fn a_client_resumes_no_session_of_a_certificate_that_has_expired() {
     assert!(why.contains("this side refused") && why.contains("expired 1 days ago"), "{why}");
     assert!(client.identity().is_none());
 }
+
+#[test]
+fn a_record_that_has_come_in_part_is_noticed_wherever_it_is_cut() {
+    let ([client, server], _) = Sides::new().shake_hands();
+    let records = |text: &[u8]| {
+        let (mut state, mut records) = (client.lock(), Vec::new());
+        state.connection.writer().write_all(text).unwrap();
+        while state.connection.wants_write() {
+            state.connection.write_tls(&mut records).unwrap();
+        }
+        records
+    };
+    for at in 0..40 {
+        // The first record comes whole, and the second one in two parts.
+        let (mut whole, second) = (records(b"a text"), records(b"another text"));
+        let (begin, rest) = second.split_at(at.min(second.len()));
+        whole.extend_from_slice(begin);
+        server.take_in(&whole).unwrap();
+        assert_eq!(server.is_amid_record(), !begin.is_empty() && !rest.is_empty(), "{at}");
+        server.take_in(rest).unwrap();
+        assert!(!server.is_amid_record(), "{at}");
+    }
+}

@@ -58,8 +58,8 @@ pub struct Limits {
     pub stream_window: u64,
     /// By how much the windows of all streams of a connection may grow together, in bytes. Default 64 MiB.
     pub stream_memory: u64,
-    /// For clients: how many bytes of arguments the calls in progress on one connection may have together. They are kept until the
-    /// call ends, because it may have to be sent again. Further calls wait or, [by choice](Calls::wait_for_room), fail. So a slow
+    /// For clients: how many bytes of arguments the calls in progress of one channel and class may have together, to all of its servers.
+    /// They are kept until the call ends, because it may have to be sent again. Further calls wait or, [by choice](Calls::wait_for_room), fail. So a slow
     /// or absent server does not use up the client's memory. Arguments below 4 KiB count, as 4 KiB, only if their call waits for a
     /// connection; longer ones than this go alone. Items of streams are not counted: each stream keeps one message of them, until
     /// that is sent. Default 256 MiB; at least 64 KiB.

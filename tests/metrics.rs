@@ -14,7 +14,6 @@ use farcall::{
     stream,
 };
 use tokio::sync::Notify;
-use tracing_subscriber::layer::SubscriberExt;
 
 use log::Log;
 use recorder::Counts;
@@ -230,7 +229,7 @@ async fn a_server_tells_for_what_and_for_whom_it_holds_memory() {
     const MIB: usize = 1 << 20;
     let (counts, log) = (Counts::default(), Log::default());
     let _recorder = metrics::set_default_local_recorder(&counts);
-    let _subscriber = tracing::subscriber::set_default(tracing_subscriber::registry().with(log.clone()));
+    let _listening = log.listen();
     let mut config = Config::default();
     config.limits.memory = 16 << 20;
     let server = Server::builder().add(NodeServer::new(Hop::default())).config(config);

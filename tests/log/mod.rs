@@ -7,14 +7,23 @@ use std::sync::{Arc, Mutex};
 
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Metadata, Subscriber};
-use tracing_subscriber::layer::{Context, Layer};
+use tracing::subscriber::{DefaultGuard, NoSubscriber};
+use tracing::{Dispatch, Event, Metadata, Subscriber};
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
 /// The lines, one for each event, span, or later field of a span.
 #[derive(Clone, Default)]
 pub(crate) struct Log(Arc<Mutex<Vec<String>>>);
 
 impl Log {
+    /// Notes what happens on this thread, until what is returned is dropped.
+    pub(crate) fn listen(&self) -> (DefaultGuard, Dispatch) {
+        // Where there is one dispatcher, tracing asks the thread that first comes to an event whether anybody wants it, and remembers the
+        // answer. That may be the thread of another test. Where there are two, it asks both.
+        let second = Dispatch::new(NoSubscriber::new());
+        (tracing::subscriber::set_default(tracing_subscriber::registry().with(self.clone())), second)
+    }
+
     pub(crate) fn lines(&self) -> Vec<String> {
         self.0.lock().unwrap().clone()
     }

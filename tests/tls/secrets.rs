@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex};
 use farcall::auth::{Token, Tokens, verify};
 use farcall::tls::rustls::KeyLog;
 use farcall::trace;
-use tracing_subscriber::layer::SubscriberExt;
 
 use super::*;
 use crate::log::Log;
@@ -43,7 +42,7 @@ async fn no_log_line_holds_keys_payload_or_tokens() {
     const PAYLOAD: &[u8] = b"payload-for-nobody-to-read";
     let log = Log::default();
     // The runtime has this thread alone, so the log has all of the client, the server and their connections.
-    let _guard = tracing::subscriber::set_default(tracing_subscriber::registry().with(log.clone()));
+    let _listening = log.listen();
     let authority = Authority::new("ca");
     let (theirs, ours) = (authority.issue("desk", as_it_is), authority.issue("ann", as_it_is));
     let secrets = Secrets::default();

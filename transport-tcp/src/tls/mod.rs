@@ -5,6 +5,7 @@
 mod config;
 mod explain;
 mod identity;
+mod refusals;
 mod reloading;
 mod resumption;
 mod secret;
@@ -20,6 +21,7 @@ pub use rustls;
 
 pub use self::config::{ClientAuth, TlsConfig, TlsError};
 pub use self::explain::explanations;
+use self::refusals::Refusals;
 use self::reloading::Reloading;
 use self::resumption::{Resumption, Sessions};
 #[cfg(feature = "testing")]
@@ -36,10 +38,11 @@ const SESSIONS: usize = 4096;
 #[derive(Clone, Debug)]
 pub struct TlsServer(Arc<Reloading<ServerTls>>);
 
-/// The configuration of a server, and the sessions of it.
+/// The configuration of a server, its sessions, and what it has refused.
 struct ServerTls {
     config: Arc<ServerConfig>,
     sessions: Arc<Sessions>,
+    refusals: Arc<Refusals>,
 }
 
 /// The TLS of a client. Clones share it: what is replaced or read again counts for all of them, from the next connection on.
@@ -90,12 +93,12 @@ impl TlsServer {
 
     /// Begins a session of a connection that was accepted.
     pub(crate) fn session(&self) -> Result<Session, TlsError> {
-        let ServerTls { config, sessions } = &*self.0.config();
+        let ServerTls { config, sessions, refusals } = &*self.0.config();
         let provider = config.crypto_provider().clone();
         let resumption = Resumption { clock: config.time_provider.clone(), sessions: Some(sessions.clone()) };
         let connection = ServerConnection::new(config.clone());
         connection
-            .map(|connection| Session::new(connection, provider, resumption))
+            .map(|connection| Session::new(connection, provider, resumption, Some(refusals.clone())))
             .map_err(|error| TlsError(error.to_string()))
     }
 }
@@ -150,7 +153,7 @@ impl TlsClient {
         let resumption = Resumption { clock: config.time_provider.clone(), sessions: None };
         let connection = ClientConnection::new(config, name);
         connection
-            .map(|connection| Session::new(connection, provider, resumption))
+            .map(|connection| Session::new(connection, provider, resumption, None))
             .map_err(|error| TlsError(error.to_string()))
     }
 }
@@ -166,7 +169,7 @@ impl ServerTls {
         config.alpn_protocols = vec![ALPN.to_vec()];
         let sessions = Sessions::new(config.session_storage);
         config.session_storage = sessions.clone();
-        Self { config: Arc::new(config), sessions }
+        Self { config: Arc::new(config), sessions, refusals: Arc::default() }
     }
 }
 

@@ -11,6 +11,7 @@ use rustls::Connection;
 use rustls::crypto::CryptoProvider;
 
 use super::identity::identity;
+use super::refusals::Refusals;
 use super::resumption::Resumption;
 use super::secret::SessionSecret;
 use super::{ALPN, explain};
@@ -28,6 +29,8 @@ pub(crate) struct Session {
     identity: OnceLock<Option<Arc<Identity>>>,
     provider: Arc<CryptoProvider>,
     resumption: Resumption,
+    /// For servers: where handshakes that fail are logged.
+    refusals: Option<Arc<Refusals>>,
     /// The secret for other links, once one has asked for it.
     secret: OnceLock<Result<Arc<dyn Secret>, Unavailable>>,
 }
@@ -51,6 +54,7 @@ impl Session {
         connection: impl Into<Connection>,
         provider: Arc<CryptoProvider>,
         resumption: Resumption,
+        refusals: Option<Arc<Refusals>>,
     ) -> Self {
         let mut connection = connection.into();
         // The link bounds what is written. Until the handshake is over that is a HELLO.
@@ -60,6 +64,7 @@ impl Session {
             identity: OnceLock::new(),
             provider,
             resumption,
+            refusals,
             secret: OnceLock::new(),
             state: Mutex::new(State {
                 connection,
@@ -111,9 +116,13 @@ impl Session {
                 }
                 has_received = true;
             }
+            let was_established = state.is_established;
             let decrypted = state.decrypt().and_then(|()| self.note_handshake(&mut state));
             self.unflushed.store(state.connection.wants_write(), Ordering::Release);
             if let Err(why) = decrypted {
+                if let Some(refusals) = self.refusals.as_ref().filter(|_| !was_established) {
+                    refusals.log(stream.addresses().1, &why);
+                }
                 return (Err(io::Error::new(io::ErrorKind::InvalidData, why)), true);
             }
         }

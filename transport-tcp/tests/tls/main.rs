@@ -155,6 +155,20 @@ async fn a_refusal_is_told_on_both_sides() {
     }
 }
 
+/// The client's words say that the server's log has more.
+#[tokio::test]
+async fn a_server_logs_why_it_refuses_a_client() {
+    let log = log::Log::default();
+    let _listening = log.listen();
+    let authority = Authority::new("ca");
+    let (near, far) = (client(&authority.issue("a", for_servers)), server(&authority.issue("b", as_it_is)));
+    let [_, refused] = met(Some(&near), Some(&far)).await;
+    refused.unwrap_err();
+    let lines = log.lines();
+    let warned = lines.iter().find(|line| line.starts_with("WARN"));
+    assert!(warned.is_some_and(|line| line.contains("127.0.0.1") && line.contains("purpose")), "{lines:?}");
+}
+
 #[tokio::test]
 async fn the_certificate_of_another_ca_is_refused() {
     let (authority, other) = (Authority::new("ca"), Authority::new("other"));

@@ -1,7 +1,6 @@
 //! Sessions that are resumed, so that a further connection needs no full handshake.
 
 use farcall_core::transport::{Cipher, Key};
-use tracing_subscriber::layer::SubscriberExt;
 
 use super::log::Log;
 use super::*;
@@ -27,7 +26,7 @@ async fn established(near: &TlsClient, far: &TlsServer) -> [(Arc<TcpLink>, End);
 #[tokio::test]
 async fn a_further_connection_resumes_the_session_with_keys_of_its_own() {
     let log = Log::default();
-    let _logging = tracing::subscriber::set_default(tracing_subscriber::registry().with(log.clone()));
+    let _listening = log.listen();
     let authority = Authority::new("ca");
     let near = client(&authority.issue("a", as_it_is));
     let far = server(&authority.issue("b", as_it_is));

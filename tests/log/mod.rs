@@ -18,8 +18,8 @@ pub(crate) struct Log(Arc<Mutex<Vec<String>>>);
 impl Log {
     /// Notes what happens on this thread, until what is returned is dropped.
     pub(crate) fn listen(&self) -> (DefaultGuard, Dispatch) {
-        // Where there is one dispatcher, tracing asks the thread that first comes to an event whether anybody wants it, and remembers the
-        // answer. That may be the thread of another test. Where there are two, it asks both.
+        // Where there is one dispatcher, tracing asks the thread that first comes to an event whether anybody wants it, perhaps the thread of
+        // another test, and remembers the answer. Where there are two, it asks both.
         let second = Dispatch::new(NoSubscriber::new());
         (tracing::subscriber::set_default(tracing_subscriber::registry().with(self.clone())), second)
     }

@@ -33,19 +33,22 @@ impl Load {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Ends a call that has begun at a time, and was answered or not.
+    /// Ends a call that has begun at a time, and was answered or not. One that was not answered has taken its time at least, so a server that
+    /// is given up on does not seem fast. It may have failed at once, so it does not make the latency less.
     pub(super) fn end(&self, began: Instant, is_answered: bool) {
         self.in_flight.fetch_sub(1, Ordering::Relaxed);
-        if is_answered {
-            let now = Instant::now();
-            let at = self.since_epoch(now);
-            let (before, took) = (self.latency(at), nanos(now.duration_since(began)) as f64);
+        let now = Instant::now();
+        let at = self.since_epoch(now);
+        let (before, took) = (self.latency(at), nanos(now.duration_since(began)) as f64);
+        let latency = match is_answered {
+            _ if took > before => took,
             // A faster one counts a little, beside the decay, so that the average of many counts in the end.
-            let latency = if took > before { took } else { before + (took - before) / 16.0 };
-            // Another call's end between these two writes costs one measurement.
-            self.latency.store(latency as u64, Ordering::Relaxed);
-            self.measured.store(at, Ordering::Relaxed);
-        }
+            true => before + (took - before) / 16.0,
+            false => return,
+        };
+        // Another call's end between these two writes costs one measurement.
+        self.latency.store(latency as u64, Ordering::Relaxed);
+        self.measured.store(at, Ordering::Relaxed);
     }
 
     /// Returns the latency in nanoseconds, which decays while there are no calls. `at`: the time since `epoch`.

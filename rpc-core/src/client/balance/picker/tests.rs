@@ -10,7 +10,7 @@ use super::*;
 use crate::client::Connector;
 use crate::config::{Limits, Liveness};
 use crate::settings::Settings;
-use crate::status::Status;
+use crate::status::{Code, Status};
 use crate::transport::{BoxFuture, Link, Reason, Unavailable};
 
 struct Nowhere;
@@ -202,6 +202,32 @@ async fn keys_and_loads_are_shared_by_weight() {
             assert!((0.8..1.2).contains(&part), "{shares:?}");
         }
     }
+}
+
+/// Attempts are given up by hedging, and by a caller's own timeout.
+#[tokio::test(start_paused = true)]
+async fn a_server_whose_attempts_are_given_up_is_avoided() {
+    let all = members(&[1, 1, 1]);
+    let picker = picker(BalancePolicy::LeastLoaded, all.clone());
+    let attempt = async |at: usize, millis| {
+        let call = Picked::new(all[at].clone(), Some(Instant::now()));
+        tokio::time::advance(Duration::from_millis(millis)).await;
+        call
+    };
+    for at in [1, 2] {
+        attempt(at, 1).await.ended(None);
+    }
+    drop(attempt(0, 50).await);
+    let share = shares(&picker, 3000, |_| true);
+    assert!(share[0] < 10 && share[1] > 1000 && share[2] > 1000, "{share:?}");
+
+    // One that fails at once does not seem fast.
+    attempt(1, 50).await.ended(None);
+    for _ in 0..50 {
+        attempt(1, 1).await.ended(Some(&Status::new(Code::NotFound, "nothing")));
+    }
+    let share = shares(&picker, 3000, |_| true);
+    assert!(share[1] < share[2] / 4, "{share:?}");
 }
 
 #[tokio::test(start_paused = true)]

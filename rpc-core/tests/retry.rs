@@ -279,6 +279,48 @@ async fn a_slow_server_is_asked_again_beside_the_first_time() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_server_that_pushes_back_is_not_asked_beside_the_first_time_either() {
+    let t = setup(|settings| {
+        settings.retry.hedging_delay_ms = 30;
+        settings.retry.retryable_status_codes = vec![Code::ResourceExhausted];
+    });
+    let took = async |ends: &[End]| {
+        t.tell(ends);
+        let began = Instant::now();
+        let answer = t.call(IDEMPOTENT).timeout(Duration::from_millis(600)).await;
+        (answer.map_err(|status| status.code()).map(drop), began.elapsed().as_millis(), t.runs())
+    };
+    // As long after the refusal as the server says.
+    assert_eq!(took(&[End::Refuses("200")]).await, (Ok(()), 200, 2));
+    assert_eq!(took(&[End::Refuses("200"), End::Refuses("100")]).await, (Ok(()), 300, 3));
+    // The attempt beside it goes on. Without the word the third would come at 60 ms.
+    assert_eq!(took(&[End::Hangs, End::Refuses("200")]).await, (Ok(()), 230, 3));
+    // Not at all, and not after the deadline.
+    let refused = Err(Code::ResourceExhausted);
+    assert_eq!(took(&[End::Refuses("-1")]).await, (refused, 0, 1));
+    assert_eq!(took(&[End::Refuses("700")]).await, (refused, 0, 1));
+    assert_eq!(took(&[End::Hangs, End::Refuses("-1")]).await, (Err(Code::DeadlineExceeded), 600, 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_whose_attempts_are_used_up_while_it_waits_ends_with_its_failure() {
+    let t = setup(|settings| {
+        (settings.retry.hedging_delay_ms, settings.retry.max_tokens) = (30, 1);
+        settings.retry.retryable_status_codes = vec![Code::ResourceExhausted];
+    });
+    t.tell(&[End::Refuses("200")]);
+    let first = t.call(IDEMPOTENT).into_future();
+    let second = async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        // Takes the only token.
+        t.tell(&[End::Refuses("50")]);
+        t.call(IDEMPOTENT).await.unwrap();
+    };
+    let (first, ()) = tokio::join!(first, second);
+    assert_eq!(first.unwrap_err().code(), Code::ResourceExhausted);
+}
+
+#[tokio::test(start_paused = true)]
 async fn slow_servers_get_a_tenth_more_calls_at_most() {
     let t = setup(|settings| {
         (settings.retry.hedging_delay_ms, settings.retry.max_tokens) = (30, 10);

@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use self::announced::AnnouncedServices;
-pub(crate) use self::request::{Answered, CallOptions, CallRequest, Received};
+pub(crate) use self::request::{Answered, CallOptions, CallRequest, PushBack, Received};
 use crate::access::{Accesses, Lending};
 use crate::call_streams::{CallStreams, Ended, StreamTable};
 use crate::compress::{self, CantUnpack, Unpacking};

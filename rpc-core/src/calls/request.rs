@@ -15,6 +15,14 @@ use crate::payload::Payload;
 use crate::proto::wire::ResponseKind;
 use crate::status::Status;
 
+/// A server's word on when to try again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PushBack {
+    After(Duration),
+    /// A value that is no number of milliseconds forbids another attempt, as with gRPC.
+    Never,
+}
+
 /// An answer, or the status that replaces it.
 pub(crate) type Answered = Result<(ResponseKind, Payload), Status>;
 
@@ -44,6 +52,8 @@ pub(crate) struct CallOptions {
     pub(crate) waits_for_room: Option<bool>,
     /// The status of the last attempt to connect, if the call waits for a connection.
     pub(crate) not_connected: Option<Status>,
+    /// What the server has said of further attempts when it refused the last one. Noted for attempts beside others only.
+    pub(crate) push_back: Option<PushBack>,
     /// The parent of the call, unless that is the handler that polls it.
     pub(crate) parent: Option<Parent>,
     /// The call's deadline besides its timeout.
@@ -75,6 +85,7 @@ impl CallOptions {
             waits_for_ready: None,
             waits_for_room: None,
             not_connected: None,
+            push_back: None,
             parent: None,
             deadline: None,
             progress: None,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{InFlightCall, State};
 use crate::backoff;
-use crate::calls::CallOptions;
+use crate::calls::{CallOptions, PushBack};
 use crate::client::meter::{Further, count_attempt};
 use crate::client::policies::Policies;
 use crate::status::{Blame, Code, Executed, RETRY_AFTER, Status};
@@ -49,13 +49,19 @@ impl InFlightCall {
     #[cold]
     fn pause_before(&mut self, status: &Status) -> Option<Duration> {
         let retry = self.stub.policy(self.method, Policies::retry);
-        if self.is_hedge || u32::from(self.attempt) >= retry.max_attempts || !self.is_retryable(status) {
+        let push_back = self.push_back();
+        if self.is_hedge {
+            // The next one is not this attempt's to make.
+            CallOptions::of(&mut self.options).push_back = push_back;
+            return None;
+        }
+        if u32::from(self.attempt) >= retry.max_attempts || !self.is_retryable(status) {
             return None;
         }
         let failures = u32::from(self.attempt).saturating_sub(1);
-        let pause = match self.said_retry_after() {
-            // A value that is no number of milliseconds forbids another attempt, as with gRPC.
-            Some(after) => Duration::from_millis(after.parse().ok()?),
+        let pause = match push_back {
+            Some(PushBack::After(pause)) => pause,
+            Some(PushBack::Never) => return None,
             None => backoff::pause(failures, retry.initial_backoff(), retry.max_backoff()),
         };
         let is_in_time = self.left().is_none_or(|left| left > pause);
@@ -67,11 +73,12 @@ impl InFlightCall {
     }
 
     /// Returns the server's word on when to try again, from the answer's metadata.
-    fn said_retry_after(&self) -> Option<String> {
+    fn push_back(&self) -> Option<PushBack> {
         let State::Sent(pending) = &self.state else { return None };
         let metadata = &pending.received()?.metadata;
-        let said = metadata.trailing.get(RETRY_AFTER).or_else(|| metadata.initial.get(RETRY_AFTER));
-        said.map(str::to_owned)
+        let said = metadata.trailing.get(RETRY_AFTER).or_else(|| metadata.initial.get(RETRY_AFTER))?;
+        let pause = said.parse().map(Duration::from_millis);
+        Some(pause.map_or(PushBack::Never, PushBack::After))
     }
 
     /// Whether the channel's policy allows another attempt after this status.

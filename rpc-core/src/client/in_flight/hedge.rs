@@ -9,7 +9,7 @@ use tokio::time::Sleep;
 
 use super::ending::polled_again;
 use super::{InFlightCall, State};
-use crate::calls::{Answered, CallOptions};
+use crate::calls::{Answered, CallOptions, PushBack};
 use crate::client::Parts;
 use crate::client::balance::Picked;
 use crate::client::meter::{Further, count_attempt};
@@ -24,6 +24,8 @@ pub(in crate::client) struct Hedge {
     /// The time of the next attempt.
     next: Pin<Box<Sleep>>,
     made: u8,
+    /// The status of the attempt that failed last.
+    failure: Option<Status>,
 }
 
 impl InFlightCall {
@@ -36,7 +38,7 @@ impl InFlightCall {
             return;
         }
         let next = Box::pin(tokio::time::sleep(delay));
-        let mut hedge = Hedge { attempts: Vec::new(), delay, next, made: 0 };
+        let mut hedge = Hedge { attempts: Vec::new(), delay, next, made: 0, failure: None };
         hedge.attempt(self);
         self.state = State::Hedged(Box::new(hedge));
     }
@@ -94,14 +96,21 @@ impl Hedge {
                     Err(status) => status,
                 };
                 of.may_have_run |= status.executed() != Executed::No;
-                if !of.is_retryable(&status) || (!self.goes_on(of) && self.attempts.is_empty()) {
+                let said = attempt.options.as_ref().and_then(|options| options.push_back);
+                if !of.is_retryable(&status) || (!self.goes_on_after(said, of) && self.attempts.is_empty()) {
                     // The attempts that are given up here may have been executed.
                     of.may_have_run |= !self.attempts.is_empty();
                     return Poll::Ready(Err(status));
                 }
+                self.failure = Some(status);
             } else if self.has_more(of) && self.next.as_mut().poll(cx).is_ready() {
                 self.next = Box::pin(tokio::time::sleep(self.delay));
-                self.goes_on(of);
+                if !self.goes_on(of)
+                    && self.attempts.is_empty()
+                    && let Some(status) = self.failure.take()
+                {
+                    return Poll::Ready(Err(status));
+                }
             } else {
                 return Poll::Pending;
             }
@@ -118,6 +127,24 @@ impl Hedge {
 
     fn has_more(&self, of: &InFlightCall) -> bool {
         u32::from(self.made) < of.stub.policy(of.method, Policies::max_attempts)
+    }
+
+    /// Adds an attempt after one that has failed, when the server's word says. Returns whether there will be one.
+    fn goes_on_after(&mut self, said: Option<PushBack>, of: &InFlightCall) -> bool {
+        match said {
+            None => self.goes_on(of),
+            Some(PushBack::After(pause)) => {
+                let goes_on = self.has_more(of) && of.left().is_none_or(|left| left > pause);
+                if goes_on {
+                    self.next = Box::pin(tokio::time::sleep(pause));
+                }
+                goes_on
+            }
+            Some(PushBack::Never) => {
+                self.made = u8::MAX;
+                false
+            }
+        }
     }
 
     /// Adds an attempt, if there may be another. Returns whether it did.

@@ -52,7 +52,7 @@ pub(crate) struct CallOptions {
     pub(crate) waits_for_room: Option<bool>,
     /// The status of the last attempt to connect, if the call waits for a connection.
     pub(crate) not_connected: Option<Status>,
-    /// What the server has said of further attempts when it refused the last one. Noted for attempts beside others only.
+    /// The word of the server that refused the last attempt. Noted for attempts beside others only.
     pub(crate) push_back: Option<PushBack>,
     /// The parent of the call, unless that is the handler that polls it.
     pub(crate) parent: Option<Parent>,

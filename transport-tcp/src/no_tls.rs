@@ -28,6 +28,10 @@ impl Session {
         match *self {}
     }
 
+    pub(crate) fn is_amid_record(&self) -> bool {
+        match *self {}
+    }
+
     pub(crate) fn flush(&self, _: &Stream) -> io::Result<()> {
         match *self {}
     }

@@ -58,11 +58,11 @@ pub struct Limits {
     pub stream_window: u64,
     /// By how much the windows of all streams of a connection may grow together, in bytes. Default 64 MiB.
     pub stream_memory: u64,
-    /// For clients: how many bytes of arguments the calls in progress of one channel and class may have together, to all of its servers.
-    /// They are kept until the call ends, because it may have to be sent again. Further calls wait or, [by choice](Calls::wait_for_room), fail. So a slow
-    /// or absent server does not use up the client's memory. Arguments below 4 KiB count, as 4 KiB, only if their call waits for a
-    /// connection; longer ones than this go alone. Items of streams are not counted: each stream keeps one message of them, until
-    /// that is sent. Default 256 MiB; at least 64 KiB.
+    /// For clients: how many bytes of arguments the calls in progress of one channel and class may have together, to all of its
+    /// servers. They are kept until the call ends, because it may have to be sent again. Further calls wait or,
+    /// [by choice](Calls::wait_for_room), fail. So a slow or absent server does not use up the client's memory. Arguments below 4 KiB
+    /// count, as 4 KiB, only if their call waits for a connection; longer ones than this go alone. Items of streams are not counted:
+    /// each stream keeps one message of them, until that is sent. Default 256 MiB; at least 64 KiB.
     pub request_memory: u64,
     /// For servers: how much memory all clients together may make the process hold, in bytes. Counted are messages that
     /// have arrived in part with the buffers that they are read to, arguments of handlers that run and their decoded form beyond

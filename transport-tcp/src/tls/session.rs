@@ -25,6 +25,8 @@ pub(crate) struct Session {
     state: Mutex<State>,
     /// Whether rustls has records for the socket. Written under the lock of `state`.
     unflushed: AtomicBool,
+    /// Whether rustls has a part of a record. Written under the lock of `state`.
+    amid_record: AtomicBool,
     /// The peer's identity, once the handshake is over. `None` within: it has presented no certificate.
     identity: OnceLock<Option<Arc<Identity>>>,
     provider: Arc<CryptoProvider>,
@@ -61,6 +63,7 @@ impl Session {
         connection.set_buffer_limit(None);
         Self {
             unflushed: AtomicBool::new(connection.wants_write()),
+            amid_record: AtomicBool::new(false),
             identity: OnceLock::new(),
             provider,
             resumption,
@@ -119,6 +122,7 @@ impl Session {
             let was_established = state.is_established;
             let decrypted = state.decrypt().and_then(|()| self.note_handshake(&mut state));
             self.unflushed.store(state.connection.wants_write(), Ordering::Release);
+            self.amid_record.store(state.record.is_amid(), Ordering::Relaxed);
             if let Err(why) = decrypted {
                 if let Some(refusals) = self.refusals.as_ref().filter(|_| !was_established) {
                     refusals.log(stream.addresses().1, &why);
@@ -169,7 +173,7 @@ impl Session {
 
     /// Whether a record has arrived in part.
     pub(crate) fn is_amid_record(&self) -> bool {
-        self.lock().record.is_amid()
+        self.amid_record.load(Ordering::Relaxed)
     }
 
     /// Whether there are records for the socket.
@@ -268,7 +272,7 @@ impl State {
 struct RecordProgress {
     header: [u8; 5],
     /// How much of the header has come.
-    has: usize,
+    seen: usize,
     /// How much is missing after the header.
     missing: usize,
 }
@@ -279,9 +283,9 @@ impl RecordProgress {
             let mut noted = self.missing.min(bytes.len());
             self.missing -= noted;
             if noted == 0 {
-                (self.header[self.has], noted) = (first, 1);
-                self.has = (self.has + 1) % self.header.len();
-                if self.has == 0 {
+                (self.header[self.seen], noted) = (first, 1);
+                self.seen = (self.seen + 1) % self.header.len();
+                if self.seen == 0 {
                     self.missing = usize::from(u16::from_be_bytes([self.header[3], self.header[4]]));
                 }
             }
@@ -290,7 +294,7 @@ impl RecordProgress {
     }
 
     fn is_amid(&self) -> bool {
-        self.has + self.missing > 0
+        self.seen + self.missing > 0
     }
 }
 

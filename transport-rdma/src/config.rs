@@ -66,7 +66,8 @@ pub struct RdmaConfig {
     /// message waits behind them: 128 KiB take 10 us at 100 Gb/s. Raise it where one connection is to fill a faster network,
     /// or a round trip takes longer. One chunk of 64 KiB is read or written in any case. Default 128 KiB.
     pub bulk_window: u32,
-    /// How many peers per device and runtime at most. Where that is more than the device's completion queues have room
+    /// How many peers per device and runtime at most. Another one stays on TCP, unless its host has at least two fewer than the
+    /// host with most: then a connection of that host goes on by TCP instead. Where that is more than the device's completion queues have room
     /// for, each peer has fewer sends on their way. Default 256.
     pub connections: u32,
     /// How many messages a busy peer may have on their way to this side, at most; fewer when memory is short. An idle one

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use farcall_core::origin::Origin;
 use farcall_core::proto::wire::Probe;
 use farcall_core::transport::{self, Attempt, BoxFuture, Candidate, Description, Link, Reason};
 
@@ -83,7 +84,7 @@ impl RdmaCandidate {
         pair: Option<PairOnTrial>,
     ) -> Result<(Self, Bytes), transport::Unavailable> {
         let accepts = protection::acceptable(&attempt)?;
-        let turn = endpoint.shard().device.setup_turn(true, &attempt.stream).await;
+        let turn = endpoint.shard().device.setup_turn(true, peer_host(&attempt)).await;
         let (made, own) = Made::new(endpoint, path, &attempt, accepts).await?;
         let wanted = pair.as_ref().map(PairOnTrial::theirs);
         let offered = Bootstrap { wanted, ..own }.encode();
@@ -100,7 +101,7 @@ impl RdmaCandidate {
     ) -> Result<(Self, Bytes), transport::Unavailable> {
         let peer = offer.client;
         let chosen = protection::choose(&attempt, peer.protection)?;
-        let turn = endpoint.shard().device.setup_turn(false, &attempt.stream).await;
+        let turn = endpoint.shard().device.setup_turn(false, peer_host(&attempt)).await;
         let (made, own) = Made::new(endpoint, path, &attempt, chosen).await?;
         let answer = own.encode();
         let data = [offer.data, answer.clone()];
@@ -156,7 +157,8 @@ impl Made {
         protection: u8,
     ) -> Result<(Self, Bootstrap), transport::Unavailable> {
         let shard = Arc::clone(endpoint.shard());
-        let created = shard.admit(|| {
+        let peer_host = peer_host(attempt);
+        let created = shard.admit(peer_host, || {
             let worker = Arc::clone(&shard);
             let create = move || worker.create_qp(&path);
             let create =
@@ -171,7 +173,7 @@ impl Made {
         let device = format!("{} port {} gid {}", shard.device.device.name(), path.port, path.gid_index);
         let name = format!("queue pair {} on {device} ({})", new.qp.number(), path.gid.ip());
         let (window, number) = (new.lease.window(), new.qp.number());
-        let core = LinkCore::new(new, name, path, &shard.resources);
+        let core = LinkCore::new(new, name, path, peer_host, &shard.resources);
         if !shard.add(Arc::clone(&core)) {
             return Err(transport::Unavailable::new(Reason::Device, "the endpoint has just failed"));
         }
@@ -262,6 +264,11 @@ impl Candidate for RdmaCandidate {
     ) -> BoxFuture<Result<Arc<dyn Link>, transport::Unavailable>> {
         Box::pin(self.finish(epoch, answer))
     }
+}
+
+/// Returns the host that a link is made with.
+fn peer_host(attempt: &Attempt) -> Origin {
+    Origin::of(attempt.stream.peer.map(|peer| peer.ip()))
 }
 
 fn no_room(what: NoRoom) -> transport::Unavailable {

@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Instant;
 
 use farcall_core::origin::Origin;
-use farcall_core::transport::Description;
 use tokio::runtime::{Handle, Id};
 
 use super::setup_turns::{SetupTurn, SetupTurns};
@@ -238,9 +237,8 @@ impl OpenDevice {
         }))
     }
 
-    /// Waits for a turn to set up a link with the peer of this stream link.
-    pub(super) async fn setup_turn(&self, is_client: bool, stream: &Description) -> SetupTurn {
-        let host = Origin::of(stream.peer.map(|peer| peer.ip()));
+    /// Waits for a turn to set up a link with this host.
+    pub(super) async fn setup_turn(&self, is_client: bool, host: Origin) -> SetupTurn {
         self.setups[usize::from(is_client)].next(host).await
     }
 

@@ -242,6 +242,9 @@ impl Driver {
         for link in self.teardown.take_drained() {
             self.shard.links().remove(&link.number());
             link.release();
+            let destroyed = Arc::clone(&self.shard.destroyed);
+            // Behind the destruction of the queue pair.
+            self.shard.device.control.spawn(move || destroyed.notify_waiters());
         }
     }
 

@@ -13,6 +13,7 @@ mod intake;
 mod link;
 mod meter;
 mod protection;
+mod room;
 mod setup_turns;
 mod teardown;
 mod wait;
@@ -21,10 +22,9 @@ mod watch;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
-use farcall_core::transport::LinkEnd;
 use tokio::runtime::Handle;
+use tokio::sync::Notify;
 
 use self::busy_poll::BusyPolling;
 use self::driver::Driver;
@@ -35,7 +35,7 @@ use crate::device::{
     Completion as Completed, CreateQpError, LocalPath, QpSize, QueuePair, QueueSize, Queues, Unavailable,
 };
 use crate::link::LinkCore;
-use crate::resources::{self, DropOnControlThread, Memory, NewQp, NoRoom, Resources, Shares};
+use crate::resources::{DropOnControlThread, Memory, NewQp, NoRoom, Resources, Shares};
 
 pub(crate) use self::candidate::{Offer, RdmaCandidate};
 pub use self::device_registry::stats;
@@ -45,12 +45,6 @@ pub(crate) use self::link::RdmaLink;
 /// Requests that each link can have outstanding: fewer only where many links share a small completion queue.
 const MAX_SENDS: u32 = 96;
 const MIN_SENDS: u32 = 16;
-
-/// How long a newcomer waits for peers to give back what they were lent.
-const RECLAIM_PATIENCE: Duration = Duration::from_secs(1);
-
-/// How long a peer may take to answer that it gives back nothing, when others wait.
-const RECLAIM_LIMIT: Duration = Duration::from_secs(3);
 
 /// Keeps an endpoint running. When the last is gone, and the last link, the driver ends.
 #[derive(Debug)]
@@ -71,6 +65,8 @@ pub(crate) struct Shard {
     runtime: Handle,
     /// By the number of the queue pair, from its creation to its destruction.
     links: Mutex<BTreeMap<u32, Arc<LinkCore>>>,
+    /// Told when a link's queue pair has been destroyed.
+    destroyed: Arc<Notify>,
     /// Only the driver waits for it.
     intake: Mutex<Intake>,
     /// Completions of sends, READs and their like that were polled, and not handled yet. Only the driver waits for it.
@@ -108,6 +104,7 @@ impl Endpoint {
             config: config.clone(),
             runtime: runtime.clone(),
             links: Mutex::default(),
+            destroyed: Arc::default(),
             intake: Mutex::new(Intake::new()),
             done: Mutex::default(),
             polling: BusyPolling::default(),
@@ -168,54 +165,6 @@ impl Shard {
         };
         qp.to_init(path)?;
         Ok(Ok(NewQp { qp, lease, shares: Shares::of(self.qp_size, self.config.bulk_window) }))
-    }
-
-    /// Has `create` make something for which there may be no receives left, until it succeeds or peers give back no more of
-    /// what they were lent.
-    pub(crate) async fn admit<T, E, F>(&self, create: impl Fn() -> F) -> Result<Result<T, NoRoom>, E>
-    where
-        F: Future<Output = Result<Result<T, NoRoom>, E>>,
-    {
-        let deadline = tokio::time::Instant::now() + RECLAIM_PATIENCE;
-        loop {
-            let freed = self.resources.memory.freed();
-            let decided = create().await?;
-            if !matches!(decided, Err(NoRoom::Receives(_))) || !self.reclaim() {
-                return Ok(decided);
-            }
-            if tokio::time::timeout_at(deadline, freed).await.is_err() {
-                return Ok(decided);
-            }
-        }
-    }
-
-    /// Asks peers to give back what they were lent, idle ones first. False: nobody has anything.
-    fn reclaim(&self) -> bool {
-        let links: Vec<_> = self.links().values().cloned().collect();
-        let now = Instant::now();
-        let mut asked = 0;
-        for idle in [true, false] {
-            for link in &links {
-                // Several newcomers may share what comes back; each asks for a little more than it needs.
-                if asked < 2 * resources::BASE {
-                    asked += link.reclaim(idle, now);
-                }
-            }
-        }
-        let mut awaited = asked > 0;
-        for link in &links {
-            match link.reclaimed_at().map(|then| now - then) {
-                // Its receives are free when its queue pair is gone.
-                Some(waited) if waited > RECLAIM_LIMIT => {
-                    let why = format!("{}: the peer does not answer when asked for credits", link.name());
-                    self.resources.mailbox.failed(link.number(), LinkEnd::failed(why));
-                    awaited = true;
-                }
-                Some(_) => awaited = true,
-                None => {}
-            }
-        }
-        awaited
     }
 
     /// Adds a link, whose completions are delivered from now on. False: the driver has ended.

@@ -17,7 +17,9 @@ mod transfers;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
 
+use farcall_core::origin::Origin;
 use farcall_core::proto::wire::{HEADER_LEN, Probe};
 use farcall_core::transport::{Counters, LinkEnd, LinkHandler, TAG_LEN};
 use tokio::sync::oneshot;
@@ -42,6 +44,11 @@ pub(crate) struct LinkCore {
     /// For people: queue pair, device, port, GID.
     name: String,
     path: LocalPath,
+    /// Whose links are counted together.
+    peer_host: Origin,
+    since: Instant,
+    /// It has to make room for another.
+    displaced: AtomicBool,
     /// The peer's queue pair, once it is known.
     remote: OnceLock<RemoteQp>,
     /// How what it moves is sealed; nothing is taken in before that is known. `None` within: it is not.
@@ -67,12 +74,21 @@ pub(crate) struct LinkCore {
 
 impl LinkCore {
     /// A link with a queue pair in state INIT.
-    pub(crate) fn new(new: NewQp, name: String, path: LocalPath, resources: &Resources) -> Arc<Self> {
+    pub(crate) fn new(
+        new: NewQp,
+        name: String,
+        path: LocalPath,
+        peer_host: Origin,
+        resources: &Resources,
+    ) -> Arc<Self> {
         let (number, window, shares) = (new.qp.number(), new.lease.window(), new.shares);
         Arc::new(Self {
             number,
             name,
             path,
+            peer_host,
+            since: Instant::now(),
+            displaced: AtomicBool::new(false),
             remote: OnceLock::new(),
             seal: OnceLock::new(),
             resources: resources.clone(),
@@ -98,6 +114,25 @@ impl LinkCore {
     /// Returns the link's name, for people.
     pub(crate) fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Returns the host at its other end.
+    pub(crate) fn peer_host(&self) -> Origin {
+        self.peer_host
+    }
+
+    /// Returns when it was made.
+    pub(crate) fn since(&self) -> Instant {
+        self.since
+    }
+
+    /// Says that it has to make room for another link.
+    pub(crate) fn displace(&self) {
+        self.displaced.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_displaced(&self) -> bool {
+        self.displaced.load(Ordering::Relaxed)
     }
 
     /// The queue pair, until the link is released.

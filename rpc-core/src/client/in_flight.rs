@@ -408,6 +408,9 @@ impl InFlightCall {
         if let Some(watch) = &mut self.watch {
             watch.begin();
         }
+        if let (Some(room), Some(picked)) = (&self.room, &mut self.picked) {
+            picked.hold(room.units());
+        }
         let asked = CallRequest {
             service: self.stub.service(),
             method: self.method,

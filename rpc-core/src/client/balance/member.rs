@@ -13,6 +13,7 @@ use super::load::Load;
 use super::{Balancer, Endpoint};
 use crate::class::TrafficClass;
 use crate::client::connector::Shared;
+use crate::client::request_memory;
 use crate::connection::Connection;
 use crate::settings::Settings;
 use crate::status::Status;
@@ -46,6 +47,10 @@ pub(super) struct Member {
     lanes: Vec<Arc<Shared>>,
     next: AtomicUsize,
     load: Load,
+    /// The room that the arguments of its calls in progress take, for each class.
+    held: [AtomicU32; TrafficClass::ALL.len()],
+    /// The room that they may take before other servers are preferred.
+    share: u32,
     readiness: Mutex<Readiness>,
     ejection: Ejection,
     balancer: Weak<Balancer>,
@@ -70,6 +75,8 @@ impl Member {
             lanes,
             next: AtomicUsize::new(0),
             load: Load::new(),
+            held: Default::default(),
+            share: request_memory::share(settings.limits.request_memory),
             readiness: Mutex::new(Readiness::Connecting),
             ejection: Ejection::default(),
             balancer: Weak::clone(balancer),
@@ -163,6 +170,12 @@ impl Member {
     /// Returns what another call would cost, by weight.
     pub(super) fn cost(&self, now: Instant) -> f64 {
         self.load.cost(now) / f64::from(self.weight())
+    }
+
+    /// Whether the arguments of its calls of this class take its share of the room for them, or more.
+    #[inline]
+    pub(super) fn is_full(&self, class: TrafficClass) -> bool {
+        self.held[class as usize].load(Ordering::Relaxed) >= self.share
     }
 
     /// Returns a connection that takes calls of this class. `None`: the server is not connected. `Some(None)`: not for this class yet.
@@ -276,17 +289,20 @@ pub(in crate::client) struct Picked {
     member: Arc<Member>,
     /// The time when the call counted as load, if loads decide.
     began: Option<Instant>,
+    /// The room that the call's arguments take there, in its class.
+    held: u32,
+    class: TrafficClass,
     is_answered: bool,
     /// Whether the server's part in the attempt is noted, or it had none.
     is_noted: bool,
 }
 
 impl Picked {
-    pub(super) fn new(member: Arc<Member>, began: Option<Instant>) -> Self {
+    pub(super) fn new(member: Arc<Member>, began: Option<Instant>, class: TrafficClass) -> Self {
         if began.is_some() {
             member.load.begin();
         }
-        Self { member, began, is_answered: false, is_noted: false }
+        Self { member, began, held: 0, class, is_answered: false, is_noted: false }
     }
 
     /// Returns the server.
@@ -296,7 +312,22 @@ impl Picked {
 
     /// Returns the server as one that a further attempt should avoid.
     pub(in crate::client) fn again(&self) -> Self {
-        Self { member: Arc::clone(&self.member), began: None, is_answered: false, is_noted: true }
+        Self {
+            member: Arc::clone(&self.member),
+            began: None,
+            held: 0,
+            class: self.class,
+            is_answered: false,
+            is_noted: true,
+        }
+    }
+
+    /// Notes that the call is sent there with arguments that take so much room.
+    pub(in crate::client) fn hold(&mut self, room: u32) {
+        if self.held == 0 {
+            self.held = room;
+            self.member.held[self.class as usize].fetch_add(room, Ordering::Relaxed);
+        }
     }
 
     /// Suspects the server to be gone, because it has sent nothing since the call was sent there.
@@ -324,6 +355,9 @@ impl Drop for Picked {
     fn drop(&mut self) {
         if let Some(began) = self.began {
             self.member.load.end(began, self.is_answered);
+        }
+        if self.held > 0 {
+            self.member.held[self.class as usize].fetch_sub(self.held, Ordering::Relaxed);
         }
     }
 }

@@ -7,6 +7,7 @@ use tokio::runtime::Handle;
 use super::super::Endpoint;
 use super::super::member::Picked;
 use super::*;
+use crate::class::TrafficClass;
 use crate::client::Connector;
 use crate::config::{Limits, Liveness};
 use crate::settings::Settings;
@@ -193,7 +194,7 @@ async fn keys_and_loads_are_shared_by_weight() {
         let now = Some(Instant::now());
         let (member, ()) = least_loaded.pick(None, now, None, |_| Some(())).unwrap();
         loads[kind(member.name.as_ref())] += 1;
-        calls.push(Picked::new(member.clone(), now));
+        calls.push(Picked::new(member.clone(), now, TrafficClass::Normal));
     }
     for shares in [keys, loads] {
         let all: u32 = shares.iter().sum();
@@ -210,7 +211,7 @@ async fn a_server_whose_attempts_are_given_up_is_avoided() {
     let all = members(&[1, 1, 1]);
     let picker = picker(BalancePolicy::LeastLoaded, all.clone());
     let attempt = async |at: usize, millis| {
-        let call = Picked::new(all[at].clone(), Some(Instant::now()));
+        let call = Picked::new(all[at].clone(), Some(Instant::now()), TrafficClass::Normal);
         tokio::time::advance(Duration::from_millis(millis)).await;
         call
     };
@@ -235,9 +236,10 @@ async fn calls_go_where_there_is_less_to_do() {
     let all = members(&[1, 1, 1]);
     let picker = picker(BalancePolicy::LeastLoaded, all.clone());
     // Calls in progress weigh as much as slow ones.
-    let _busy: Vec<_> = (0..9).map(|_| Picked::new(all[0].clone(), Some(Instant::now()))).collect();
+    let _busy: Vec<_> =
+        (0..9).map(|_| Picked::new(all[0].clone(), Some(Instant::now()), TrafficClass::Normal)).collect();
     for member in &all {
-        let call = Picked::new(member.clone(), Some(Instant::now()));
+        let call = Picked::new(member.clone(), Some(Instant::now()), TrafficClass::Normal);
         tokio::time::advance(Duration::from_millis(1)).await;
         call.ended(None);
     }
@@ -245,13 +247,13 @@ async fn calls_go_where_there_is_less_to_do() {
     assert!(share[0] < 10 && share[1] > 1000 && share[2] > 1000, "{share:?}");
 
     // One slow call is enough, and it is forgotten while others are called.
-    let slow = Picked::new(all[1].clone(), Some(Instant::now()));
+    let slow = Picked::new(all[1].clone(), Some(Instant::now()), TrafficClass::Normal);
     tokio::time::advance(Duration::from_millis(100)).await;
     slow.ended(None);
     let share = shares(&picker, 3000, |_| true);
     assert!(share[1] < share[2] / 4, "{share:?}");
     for _ in 0..70 {
-        let call = Picked::new(all[2].clone(), Some(Instant::now()));
+        let call = Picked::new(all[2].clone(), Some(Instant::now()), TrafficClass::Normal);
         tokio::time::advance(Duration::from_millis(1)).await;
         call.ended(None);
         tokio::time::advance(Duration::from_secs(1)).await;

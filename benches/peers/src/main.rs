@@ -12,6 +12,7 @@ mod args;
 mod farcall;
 mod load;
 mod process;
+#[cfg(feature = "tls")]
 mod raw_tls;
 mod raw_tokio;
 mod raw_verbs;
@@ -44,16 +45,15 @@ trait Contestant: 'static {
 }
 
 fn main() -> ExitCode {
-    let mut words = std::env::args().skip(1).peekable();
-    if words.next_if(|word| word == "certificates").is_some() {
-        let written = words
-            .next()
-            .ok_or_else(|| "certificates DIRECTORY".into())
-            .and_then(|to| raw_tls::certificates(&to));
-        return end(written);
+    let words: Vec<_> = std::env::args().skip(1).collect();
+    #[cfg(feature = "tls")]
+    if let ["certificates", to @ ..] = &words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        let to = to.first().ok_or_else(|| "certificates DIRECTORY".into());
+        return end(to.and_then(|to| raw_tls::certificates(to)));
     }
-    end(Args::parse(words).and_then(|args| match args.contestant.as_str() {
+    end(Args::parse(words.into_iter()).and_then(|args| match args.contestant.as_str() {
         "farcall" => run::<farcall::Farcall>(args),
+        #[cfg(feature = "tls")]
         "raw-tls" => run::<raw_tls::RawTls>(args),
         "raw-tokio" => run::<raw_tokio::RawTokio>(args),
         #[cfg(feature = "frameworks")]

@@ -24,8 +24,8 @@ const ALLOCATIONS_MORE: f64 = 0.2;
 /// is dearer is dearer each time.
 const ATTEMPTS: usize = 3;
 
-/// Counts, prints, and fails if anything takes more than it did.
-pub(crate) fn check() -> Result<()> {
+/// Counts, prints, and fails if anything takes more than it did. `long`: compares builds with and without TLS, too.
+pub(crate) fn check(long: bool) -> Result<()> {
     packages::ensure(packages::COUNTING)?;
     let peers = Peers::build(Frameworks::Counted)?;
     println!("in flight  per call       client      was   server      was");
@@ -47,6 +47,9 @@ pub(crate) fn check() -> Result<()> {
         }
     }
     dearer.extend(balanced(&peers)?);
+    if long {
+        dearer.extend(with_tls(&peers)?);
+    }
     let more = || Failure::failed(format!("calls take more than they did: {}", dearer.join(", ")));
     if dearer.is_empty() { Ok(()) } else { Err(more()) }
 }
@@ -66,6 +69,26 @@ fn balanced(peers: &Peers) -> Result<Vec<String>> {
         println!("          {policy:<12} {:>8.1} more", now - plain);
         if now > plain * most {
             dearer.push(format!("choosing a server ({policy})"));
+        }
+    }
+    Ok(dearer)
+}
+
+/// The most that a call in the clear may cost in a build with TLS, as a multiple of its cost in a build without.
+const TLS_MORE: f64 = 1.01;
+
+/// Counts what TLS costs the calls of connections without it. Returns the ends where it is more than it may be.
+fn with_tls(peers: &Peers) -> Result<Vec<String>> {
+    let without = Peers::build(Frameworks::CountedWithoutTls)?;
+    let count = |peers| count::per_call(peers, What::Instructions, "farcall", 1);
+    let (with, without) = (count(peers)?, count(&without)?);
+    let ends = [("client", with.client, without.client), ("server", with.server, without.server)];
+    println!("in the clear, built with TLS and without");
+    let mut dearer = Vec::new();
+    for (end, with, without) in ends {
+        println!("          {end:<12} {with:>8.1} {without:>8.1}");
+        if with > without * TLS_MORE {
+            dearer.push(format!("the {end} of a build with TLS, in the clear"));
         }
     }
     Ok(dearer)

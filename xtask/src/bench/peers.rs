@@ -16,6 +16,8 @@ pub(super) enum Frameworks {
     /// Without, for programs whose instructions are counted. The tools slow them down so much that the clock would end each turn
     /// of a connection, so these heed no clock.
     Counted,
+    /// Like those, built without TLS.
+    CountedWithoutTls,
 }
 
 /// The built program.
@@ -46,16 +48,18 @@ pub(super) struct Run<'a> {
 impl Peers {
     pub(super) fn build(frameworks: Frameworks) -> Result<Self> {
         // Apart for each set of features, or they would be built anew in turns.
+        let tls = ["--no-default-features", "--features", "tls"];
         let (name, features) = match frameworks {
             Frameworks::With => ("peers", &[][..]),
-            Frameworks::Without => ("peers-alone", &["--no-default-features"][..]),
-            Frameworks::Counted => ("peers-counted", &["--no-default-features"][..]),
+            Frameworks::Without => ("peers-alone", &tls[..]),
+            Frameworks::Counted => ("peers-counted", &tls[..]),
+            Frameworks::CountedWithoutTls => ("peers-without-tls", &tls[..1]),
         };
         let target = host::target_dir()?.join(name);
         let mut build = host::cargo();
         build.args(["build", "--release", "--locked", "--target-dir"]).arg(&target).args(features);
         build.current_dir(host::workspace_dir().join("benches/peers"));
-        if frameworks == Frameworks::Counted {
+        if matches!(frameworks, Frameworks::Counted | Frameworks::CountedWithoutTls) {
             build.env("RUSTFLAGS", "--cfg farcall_counted");
         }
         let status = build.status().context("cargo build")?;

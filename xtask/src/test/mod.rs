@@ -44,7 +44,7 @@ const STEPS: &[Step] = &[
     ("package", Run::package),
     ("versions", versions::check),
     ("fuzz", Run::fuzz),
-    ("cost", |_| bench::cost::check()),
+    ("cost", |run| bench::cost::check(run.long)),
     ("machine", Run::machine),
     ("vm", device::one),
     ("pair", device::pair),

@@ -2,13 +2,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
+mod log;
 mod who;
 
 use std::collections::BTreeMap;
 
 use farcall::{
-    BalancePolicy, Channel, Code, Config, Endpoint, EndpointChange, Executed, Handle, Readiness, Status,
-    stream,
+    Balance, BalancePolicy, Channel, Code, Config, Endpoint, EndpointChange, Executed, Handle, Readiness,
+    Status, stream,
 };
 use tokio::sync::mpsc;
 
@@ -152,4 +153,25 @@ async fn wrong_settings_are_refused() {
         assert_eq!(error.code(), Code::InvalidArgument);
         assert!(error.message().contains(why), "{error}");
     }
+}
+
+#[tokio::test]
+async fn settings_that_have_no_effect_are_named() {
+    let mut config = Config::default();
+    (config.balance.subset, config.balance.eject_ms, config.balance.resolve_s) = (3, 1, 1);
+    let log = log::Log::default();
+    let _listening = log.listen();
+    let channel =
+        |config: &Config| Channel::builder().config(config.clone()).connect_lazy("farcall://db1:7400");
+    channel(&config).unwrap();
+    let warned: Vec<_> = log.lines().into_iter().filter(|line| line.contains("no effect")).collect();
+    assert!(
+        warned.len() == 1 && warned[0].contains("subset, eject_ms") && warned[0].contains("db1"),
+        "{warned:?}"
+    );
+    config.balance.policy = BalancePolicy::RoundRobin;
+    channel(&config).unwrap();
+    config.balance = Balance::default();
+    channel(&config).unwrap();
+    assert_eq!(log.lines().iter().filter(|line| line.contains("no effect")).count(), 1);
 }

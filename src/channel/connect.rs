@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use farcall_core::client::RawChannel;
 use farcall_core::compress::Compression;
-use farcall_core::config::{BalancePolicy, Policy, ResolveBy};
+use farcall_core::config::{Balance, BalancePolicy, Policy, ResolveBy};
 use farcall_core::status::{Blame, Code, Executed, Status};
 #[cfg(feature = "tls")]
 use farcall_tcp::tls::TlsClient;
@@ -213,6 +213,7 @@ impl ChannelBuilder {
         let origin = Some(Origin::new(self, Some(address.clone()), config.clone()));
         let settings = config.settings();
         if config.balance.policy == BalancePolicy::First {
+            warn_of_unused(&address, &config.balance);
             let dial = First::new(address, dialer);
             return Ok(Channel { raw: RawChannel::new(dial, settings), origin });
         }
@@ -316,6 +317,25 @@ impl ChannelBuilder {
             #[cfg(feature = "tls")]
             tls,
         })
+    }
+}
+
+/// Warns of settings of `[balance]` that have no effect, because the channel uses one server at a time.
+fn warn_of_unused(address: &Address, balance: &Balance) {
+    let default = Balance::default();
+    let settings = [
+        ("connections", balance.connections != default.connections),
+        ("subset", balance.subset != default.subset),
+        ("locality", balance.locality != default.locality),
+        ("eject_after", balance.eject_after != default.eject_after),
+        ("eject_percent", balance.eject_percent != default.eject_percent),
+        ("eject_ms", balance.eject_ms != default.eject_ms),
+        ("max_ejected_percent", balance.max_ejected_percent != default.max_ejected_percent),
+    ];
+    let unused: Vec<_> = settings.into_iter().filter_map(|(name, is_set)| is_set.then_some(name)).collect();
+    if !unused.is_empty() {
+        let unused = unused.join(", ");
+        tracing::warn!(%address, unused, "settings of [balance] have no effect, because balance.policy is `first`");
     }
 }
 

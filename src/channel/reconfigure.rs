@@ -33,7 +33,7 @@ impl Channel {
     /// |---|---|
     /// | `calls` | `timeout_ms`, `progress_timeout_ms`, `wait_for_ready`, `wait_for_room` |
     /// | `retry`, `methods` | all |
-    /// | `balance` | `policy`, but not between `first` and the others; `locality`, `eject_after`, `eject_ms`, `max_ejected_percent`; `subset`, which counts when the servers are looked up or named again |
+    /// | `balance` | `policy`, but not between `first` and the others; `locality`, `eject_after`, `eject_percent`, `eject_ms`, `max_ejected_percent`; `subset`, which counts when the servers are looked up or named again |
     ///
     /// The sections `admission` and `server` do not count for channels. Certificates are read again [by themselves](crate::tls).
     ///
@@ -89,6 +89,7 @@ fn fixed(now: &Config, new: &Config) -> Option<&'static str> {
     balance.locality.clone_from(&old.locality);
     balance.subset = old.subset;
     (balance.eject_after, balance.eject_ms) = (old.eject_after, old.eject_ms);
+    balance.eject_percent = old.eject_percent;
     balance.max_ejected_percent = old.max_ejected_percent;
     let sections = [
         ("transport", now.transport == new.transport),

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// How a channel shares its calls among several servers that are equivalent.
 ///
 /// With any policy but [`First`](BalancePolicy::First) the channel keeps connections to all of them, and no call goes to a server that
-/// is not connected. A server that sends nothing between a call and its deadline gets no calls until it answers a PING, as long as
+/// is not connected. With `First`, only the settings of names count; a warning in the log names others that are set. A server that sends nothing between a call and its deadline gets no calls until it answers a PING, as long as
 /// another is ready.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -27,6 +27,9 @@ pub struct Balance {
     /// After how many calls in a row that failed UNAVAILABLE, DEADLINE_EXCEEDED, INTERNAL, UNKNOWN or DATA_LOSS a server gets no calls for a
     /// while, although it is connected. Default 5; 0: never.
     pub eject_after: u32,
+    /// Which part of its calls, in percent, must fail like that for the server to get none for a while: of at least 20 calls within ten
+    /// seconds. Default 50; 0: none.
+    pub eject_percent: u32,
     /// For how long that is the first time, in milliseconds. It is twice as long each further time, up to five minutes. Default 10,000.
     pub eject_ms: u64,
     /// The share of the servers that may be ejected at once, in percent. Default 50.
@@ -83,8 +86,12 @@ impl Balance {
         if !(1..=64).contains(&self.connections) {
             return Err("balance.connections must be from 1 to 64".into());
         }
-        if self.max_ejected_percent > 100 {
-            return Err("balance.max_ejected_percent must be from 0 to 100".into());
+        for (name, percent) in
+            [("eject_percent", self.eject_percent), ("max_ejected_percent", self.max_ejected_percent)]
+        {
+            if percent > 100 {
+                return Err(format!("balance.{name} must be from 0 to 100"));
+            }
         }
         if self.name_servers.iter().any(|server| server.port() == 0) {
             return Err("balance.name_servers must have ports, which are from 1 to 65535".into());
@@ -101,6 +108,7 @@ impl Default for Balance {
             subset: 0,
             locality: String::new(),
             eject_after: 5,
+            eject_percent: 50,
             eject_ms: 10_000,
             max_ejected_percent: 50,
             resolve_s: 30,

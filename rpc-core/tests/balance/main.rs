@@ -454,6 +454,35 @@ async fn a_server_that_fails_its_calls_gets_none_for_a_while() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_server_that_fails_half_of_its_calls_gets_none_for_a_while() {
+    for (percent, every, is_ejected) in [(50, 2, true), (50, 3, false), (33, 3, true), (0, 2, false)] {
+        let mut settings = settings(BalancePolicy::RoundRobin);
+        settings.balance.eject_percent = percent;
+        let t = cluster(settings, 3);
+        t.ready(3).await;
+        let calls_of_the_first = async |calls: u32| {
+            for n in 0..calls {
+                let method = if n.is_multiple_of(every) { PANIC } else { ECHO };
+                assert_eq!(call(&t.channel, &info("test"), method, "x").await.is_err(), method == PANIC);
+                assert_eq!(t.share(2).await, [0, 1, 1]);
+            }
+        };
+        // Nineteen are too few, and those of ten seconds ago do not count.
+        calls_of_the_first(19).await;
+        tokio::time::sleep(Duration::from_secs(11)).await;
+        calls_of_the_first(19).await;
+        t.ready(3).await;
+        call(&t.channel, &info("test"), ECHO, "x").await.unwrap();
+        t.ready(if is_ejected { 2 } else { 3 }).await;
+        if is_ejected {
+            assert_eq!(t.share(30).await, [0, 15, 15]);
+            tokio::time::sleep(Duration::from_secs(13)).await;
+        }
+        assert_eq!(t.share(60).await, [20, 20, 20], "it fails none any more");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn another_policy_counts_for_servers_that_are_connected() {
     let mut settings = settings(BalancePolicy::ByKey);
     let t = cluster(settings.clone(), 4);

@@ -135,15 +135,15 @@ async fn honest_calls_at_once(server: Target, time: Duration, most: usize) -> Ti
     Times { p99: next(), slowest_newcomer: next() }
 }
 
-/// The attackers' process: attacks of a kind, until it is killed. There are sixteen attackers on four addresses, or attackers of all
-/// kinds, 200 together, on one address or on one each.
+/// The attackers' process: attacks of a kind, until it is killed. There are sixteen attackers, or 200 of all kinds together, on one
+/// address; or 200 on one address each.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn attack_until_killed() {
     let Some(told) = process::told() else { return };
     let (server, name) = Target::of_words(&told);
     let server = server.attacked();
     let attackers: Vec<(&str, u8)> = match ATTACKS.iter().find(|attack| **attack == name) {
-        Some(attack) => (0..16).map(|n| (*attack, 2 + n % 4)).collect(),
+        Some(attack) => [(*attack, 2); 16].into(),
         None if name == EVERYTHING_FROM_ONE => {
             ATTACKS.into_iter().cycle().map(|attack| (attack, 2)).take(200).collect()
         }
@@ -337,6 +337,11 @@ async fn everything_from_200_addresses() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn everything_from_200_addresses_over_tls() {
     withstands(EVERYTHING, TLS).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn everything_from_one_address() {
+    withstands(EVERYTHING_FROM_ONE, PLAIN).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

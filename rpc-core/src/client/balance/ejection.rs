@@ -1,23 +1,35 @@
 //! Servers that are connected and fail their calls.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use crate::backoff;
+use crate::config::Balance;
 use crate::status::{Code, Status};
 
 /// The longest time for which a server gets no calls.
 const LONGEST: Duration = Duration::from_secs(300);
 
-/// Whether a server is ejected: it has failed so many calls in a row that it gets none for a while.
+/// The time for which the calls of a server are counted, from a failure on.
+const COUNTED: Duration = Duration::from_secs(10);
+
+/// The calls that must be counted before their failures eject the server. Fewer say little.
+const LEAST: u32 = 20;
+
+/// Whether a server is ejected: it has failed so many calls in a row, or so large a part of them, that it gets none for a while.
 #[derive(Debug, Default)]
 pub(super) struct Ejection {
     /// How many failures in a row eject the server. 0: none do.
     after: AtomicU32,
+    /// The part of the calls, in percent, whose failures eject the server. 0: none does.
+    percent: AtomicU32,
+    /// The failures in a row.
     failures: AtomicU32,
+    /// Whether there is [`State::recent`].
+    is_counting: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -28,15 +40,27 @@ struct State {
     count: u32,
     /// The time of its last readmission.
     readmitted: Option<Instant>,
+    /// The calls since a failure.
+    recent: Option<Recent>,
+}
+
+/// Calls that have ended since a failure, this included.
+#[derive(Debug)]
+struct Recent {
+    since: Instant,
+    calls: u32,
+    failed: u32,
 }
 
 impl Ejection {
-    /// Sets how many failures in a row eject the server. 0: none do.
-    pub(super) fn set_after(&self, after: u32) {
-        self.after.store(after, Ordering::Relaxed);
+    /// Sets which failures eject the server.
+    pub(super) fn configure(&self, balance: &Balance) {
+        self.after.store(balance.eject_after, Ordering::Relaxed);
+        self.percent.store(balance.eject_percent, Ordering::Relaxed);
     }
 
-    /// Notes a call that has ended at the server. Returns whether so many in a row have failed that it is to be ejected.
+    /// Notes a call that has ended at the server. Returns whether it is to be ejected, because so many in a row have failed, or so large
+    /// a part of them.
     pub(super) fn note(&self, failure: Option<&Status>) -> bool {
         if failure.is_some_and(|status| status.code() == Code::Cancelled) {
             // The caller's side gave it up, which says nothing of the server.
@@ -47,11 +71,30 @@ impl Ejection {
             if self.failures.load(Ordering::Relaxed) > 0 {
                 self.failures.store(0, Ordering::Relaxed);
             }
-            return false;
+            return self.is_counting.load(Ordering::Relaxed) && self.count(false);
         }
         let failures = self.failures.fetch_add(1, Ordering::Relaxed).saturating_add(1);
         let after = self.after.load(Ordering::Relaxed);
-        after > 0 && failures >= after
+        self.count(true) || after > 0 && failures >= after
+    }
+
+    /// Counts a call. Returns whether too large a part of the calls that were counted has failed.
+    fn count(&self, has_failed: bool) -> bool {
+        let mut state = self.state();
+        let (now, failed) = (Instant::now(), u32::from(has_failed));
+        match &mut state.recent {
+            Some(recent) if now - recent.since < COUNTED => {
+                recent.calls = recent.calls.saturating_add(1);
+                recent.failed = recent.failed.saturating_add(failed);
+            }
+            // Counting begins with a failure, so that a server that fails none is counted nothing.
+            recent => *recent = has_failed.then_some(Recent { since: now, calls: 1, failed }),
+        }
+        self.is_counting.store(state.recent.is_some(), Ordering::Relaxed);
+        let percent = u64::from(self.percent.load(Ordering::Relaxed));
+        state.recent.as_ref().is_some_and(|Recent { calls, failed, .. }| {
+            percent > 0 && *calls >= LEAST && u64::from(*failed) * 100 >= u64::from(*calls) * percent
+        })
     }
 
     pub(super) fn is_ejected(&self) -> bool {
@@ -80,6 +123,9 @@ impl Ejection {
         self.failures.store(after.saturating_sub(1), Ordering::Relaxed);
         let mut state = self.state();
         (state.is_ejected, state.readmitted) = (false, Some(Instant::now()));
+        // Earlier calls say nothing of the server as it is now.
+        state.recent = None;
+        self.is_counting.store(false, Ordering::Relaxed);
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {

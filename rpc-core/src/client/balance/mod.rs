@@ -130,7 +130,7 @@ impl Balancer {
     /// Sets the policy, the locality and when servers are ejected. The subset is chosen anew when the servers are [set](Self::set).
     pub(super) fn reconfigure(&self, balance: &Balance) {
         *self.balance.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(balance.clone());
-        self.members().iter().for_each(|member| member.ejection().set_after(balance.eject_after));
+        self.members().iter().for_each(|member| member.ejection().configure(balance));
         self.changed();
     }
 
@@ -147,7 +147,7 @@ impl Balancer {
         let mut members = self.members();
         let mut before: HashMap<_, _> =
             members.drain(..).map(|member| (Arc::clone(&member.name), member)).collect();
-        let (mut new, eject_after) = (Vec::new(), self.balance().eject_after);
+        let (mut new, balance) = (Vec::new(), self.balance());
         for endpoint in self.subset(endpoints) {
             let member = match before.remove(&endpoint.name) {
                 Some(member) => {
@@ -156,7 +156,7 @@ impl Balancer {
                 }
                 None => {
                     let member = Member::new(endpoint, &self.settings, runtime, &self.me);
-                    member.ejection().set_after(eject_after);
+                    member.ejection().configure(&balance);
                     new.push(Arc::clone(&member));
                     member
                 }

@@ -10,7 +10,7 @@ use std::process::Command;
 
 use farcall::{Bytes, Channel, Config, Reason, TrafficClass};
 
-use pair::{EchoClient, PATIENCE, is_server, together_with};
+use pair::{EchoClient, NoRoce, PATIENCE, is_server, run, together_with};
 
 fn config() -> Config {
     let mut config = Config::default();
@@ -88,37 +88,6 @@ async fn packets_have_the_mark_of_their_class_in_both_directions() {
     // On the host that calls, and on the one that serves.
     let [tcp, roce] = marked.bytes();
     assert!(tcp > 0 && roce > 10_000, "{tcp} bytes of TCP and {roce} of RoCE are marked");
-}
-
-/// Returns the output of a command.
-fn run(command: &str) -> String {
-    let output = Command::new("bash").args(["-c", command]).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{command}: {said}{}", String::from_utf8_lossy(&output.stderr));
-    said
-}
-
-/// Drops, on this host, what RoCE sends and receives; TCP goes on.
-struct NoRoce;
-
-impl NoRoce {
-    fn begin() -> Self {
-        // Soft-RoCE receives on UDP port 4791 below the firewall, but sends through the queueing discipline.
-        for command in [
-            "tc qdisc add dev eth0 root handle 1: prio",
-            "tc qdisc add dev eth0 parent 1:3 handle 30: netem loss 100%",
-            "tc filter add dev eth0 parent 1: protocol ip u32 match ip protocol 17 0xff match ip dport 4791 0xffff flowid 1:3",
-        ] {
-            run(command);
-        }
-        Self
-    }
-}
-
-impl Drop for NoRoce {
-    fn drop(&mut self) {
-        let _ = Command::new("tc").args(["qdisc", "del", "dev", "eth0", "root"]).status();
-    }
 }
 
 #[tokio::test]

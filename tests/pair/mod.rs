@@ -3,6 +3,7 @@
 #![allow(dead_code, clippy::allow_attributes, reason = "each test uses a part of it")]
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -72,4 +73,35 @@ pub(crate) async fn together_serving(
     let channel = tokio::time::timeout(PATIENCE, connected).await.expect("host 1 must listen");
     client(&channel).await;
     EchoClient::new(channel).finish().await.unwrap();
+}
+
+/// Returns the output of a command.
+pub(crate) fn run(command: &str) -> String {
+    let output = Command::new("bash").args(["-c", command]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{command}: {said}{}", String::from_utf8_lossy(&output.stderr));
+    said
+}
+
+/// Drops, on this host, what RoCE sends and receives; TCP goes on.
+pub(crate) struct NoRoce;
+
+impl NoRoce {
+    pub(crate) fn begin() -> Self {
+        // Soft-RoCE receives on UDP port 4791 below the firewall, but sends through the queueing discipline.
+        for command in [
+            "tc qdisc add dev eth0 root handle 1: prio",
+            "tc qdisc add dev eth0 parent 1:3 handle 30: netem loss 100%",
+            "tc filter add dev eth0 parent 1: protocol ip u32 match ip protocol 17 0xff match ip dport 4791 0xffff flowid 1:3",
+        ] {
+            run(command);
+        }
+        Self
+    }
+}
+
+impl Drop for NoRoce {
+    fn drop(&mut self) {
+        let _ = Command::new("tc").args(["qdisc", "del", "dev", "eth0", "root"]).status();
+    }
 }

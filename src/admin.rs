@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use capture::Taps;
 pub use capture::{Captured, Message, Outcome};
+use farcall_core::admission::AdmissionStats;
 use farcall_core::server::ServerCore;
 use serde::{Deserialize, Serialize};
 
@@ -45,6 +46,8 @@ pub struct Snapshot {
     pub methods: Vec<MethodCalls>,
     /// The connections.
     pub connections: Vec<ConnectionState>,
+    /// How many calls the server takes at once, and how many it has refused. `None`: its [`Admission`](crate::Admission) takes all.
+    pub admission: Option<AdmissionStats>,
     /// The limit of memory that clients make the server hold, in bytes.
     pub memory_limit: u64,
     /// The part of it that is used.
@@ -211,6 +214,7 @@ impl Admin for Arc<Operator> {
             age_us: self.bound.elapsed().as_micros() as u64,
             methods: self.methods(),
             connections: server.connections().iter().map(|connection| state(connection)).collect(),
+            admission: server.admission(),
             memory_limit: memory.limit() as u64,
             memory_used: memory.used() as u64,
             memory_peak: memory.peak() as u64,

@@ -286,6 +286,7 @@ pub use channel::{Channel, EndpointChange, in_process};
 #[cfg(feature = "tcp")]
 pub use channel::{ChannelBuilder, Endpoint};
 pub use config::{Config, ConfigError, ConfigErrorKind, ServerConfig};
+pub use farcall_core::admission::AdmissionStats;
 pub use farcall_core::bulk;
 pub use farcall_core::call_error::CallError;
 pub use farcall_core::class::{ByClass, TrafficClass};

@@ -20,6 +20,7 @@
 //! | `farcall_server_calls_total` | counter | `service`, `method`, `code` | handlers that have ended |
 //! | `farcall_server_call_seconds` | histogram | `service`, `method` | how long they took |
 //! | `farcall_server_calls_in_flight` | gauge | `service`, `method` | handlers that have not |
+//! | `farcall_server_refusals_total` | counter | `why` | calls that were refused before their handlers began: `overload` and `share` (see [`Admission`](crate::Admission)), `deadline`, `concurrent_calls`, `memory`, `draining`, `no_rdma` |
 //! | `farcall_fallbacks_total` | counter | `reason` | how often a connection stayed on TCP or went back to it, and why: the name of the [`Reason`](crate::Reason), as in `NoDevice` |
 //! | `farcall_bytes_sent_total` | counter | `side`, `transport` | bytes handed to the network, headers included |
 //! | `farcall_bytes_received_total` | counter | `side`, `transport` | bytes taken from it |

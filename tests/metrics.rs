@@ -191,12 +191,13 @@ fn the_documentation_lists_what_is_counted() {
     let connections = include_str!("../rpc-core/src/session/meter.rs");
     let memory = include_str!("../rpc-core/src/memory/meter.rs");
     let channels = include_str!("../rpc-core/src/client/meter.rs");
+    let refusals = include_str!("../rpc-core/src/admission/meter.rs");
     let drivers = include_str!("../transport-rdma/src/endpoint/meter.rs");
     let mut listed: Vec<_> = table.lines().filter_map(|line| line.split('`').nth(1)).collect();
     listed.retain(|name| name.starts_with("farcall_"));
     let named =
         |text: &'static str| text.split('"').filter(|name| name.starts_with("farcall_")).collect::<Vec<_>>();
-    let mut counted = [code, connections, memory, channels, drivers].map(named).concat();
+    let mut counted = [code, connections, memory, channels, refusals, drivers].map(named).concat();
     listed.sort_unstable();
     counted.sort_unstable();
     assert_eq!(listed, counted);
@@ -267,4 +268,28 @@ async fn a_server_tells_for_what_and_for_whom_it_holds_memory() {
     until(|| counts.get("farcall_memory_closed_total ") == 1.0).await;
     let said = line("closing a connection to make room");
     assert!(said.contains("this connection holds most"), "{said}");
+}
+
+#[tokio::test]
+async fn calls_that_are_refused_count_by_the_reason() {
+    let counts = Counts::default();
+    let _recorder = metrics::set_default_local_recorder(&counts);
+    let mut config = Config::default();
+    (config.admission.min_calls, config.admission.max_calls) = (1, 1);
+    let server = Server::builder().add(NodeServer::new(Hop::default())).config(config);
+    let server = server.bind("127.0.0.1:0").await.unwrap();
+    let handle = server.handle();
+    let address = format!("tcp://{}", server.local_addr());
+    tokio::spawn(server.serve());
+    let channel = Channel::connect(&address).await.unwrap();
+    let node = NodeClient::new(&channel);
+    let kept = tokio::spawn(node.keep(vec![7]).into_future());
+    let stats = || handle.stats().admission.unwrap();
+    until(|| stats().running == 1).await;
+    let refused = node.keep(vec![7]).await.unwrap_err();
+    assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+    until(|| counts.has("farcall_server_refusals_total why=overload")).await;
+    assert_eq!(counts.get("farcall_server_refusals_total why=overload"), 1.0);
+    assert_eq!((stats().limit, stats().refused, stats().too_late), (1, 1, 0));
+    kept.abort();
 }

@@ -7,7 +7,7 @@
 #[doc(hidden)]
 pub mod __private;
 mod access;
-mod admission;
+pub mod admission;
 pub mod backoff;
 pub mod buffer_pool;
 pub mod bulk;

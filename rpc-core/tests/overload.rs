@@ -278,6 +278,9 @@ async fn a_client_with_more_than_its_share_is_refused_first() {
     assert!(refused[0] < 0.05 && refused[1] > 0.6, "{refused:?}");
     let rate = (greedy.rate() + modest.rate()) / peak(QUICK, WORKERS);
     assert!(rate >= 0.9, "{rate} of the peak");
+    let stats = near.hosts.lock().unwrap()[0].admission().unwrap();
+    assert!((4..100).contains(&stats.limit) && stats.running <= stats.limit + 1, "{stats:?}");
+    assert!(stats.refused >= (greedy.refused + modest.refused) as u64, "{stats:?}");
 }
 
 /// Fills a server that takes one call, and returns the status of another one, which is made again by this policy.
@@ -335,6 +338,8 @@ async fn a_call_with_less_time_than_any_took_is_not_begun() {
     let refused = ask(QUICK, 10).await.unwrap_err();
     assert_eq!((refused.code(), refused.executed()), (Code::DeadlineExceeded, Executed::No));
     assert!(too_short(&refused), "{refused}");
+    let stats = near.hosts.lock().unwrap()[0].admission().unwrap();
+    assert_eq!((stats.refused, stats.too_late), (0, 1), "{stats:?}");
     ask(QUICK, 30).await.unwrap();
     assert!(!too_short(&ask(SLOW, 10).await.unwrap_err()), "the times of another method say nothing");
     sleep(Duration::from_secs(30)).await;

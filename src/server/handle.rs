@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use farcall_core::admission::AdmissionStats;
 use farcall_core::connection::Connection;
 use farcall_core::memory::PeerMemory;
 use farcall_core::server::ServerCore;
@@ -55,6 +56,7 @@ impl Handle {
         let memory = self.host.memory();
         ServerStats {
             connections: self.host.connections().len(),
+            admission: self.host.admission(),
             memory_limit: memory.limit(),
             memory_used: memory.used(),
             memory_peak: memory.peak(),
@@ -70,6 +72,8 @@ impl Handle {
 pub struct ServerStats {
     /// The connections that are open.
     pub connections: usize,
+    /// How many calls the server takes at once, and how many it has refused. `None`: its [`Admission`](crate::Admission) takes all.
+    pub admission: Option<AdmissionStats>,
     /// The limit of memory.
     pub memory_limit: usize,
     /// The memory that is used, in steps of 64 KiB for each connection.

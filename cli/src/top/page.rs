@@ -34,6 +34,9 @@ fn heading(last: &Snapshot, now: &Snapshot, seconds: f64, width: usize) -> Strin
     };
     let rate =
         |count: fn(&MethodCalls) -> u64| sum(now, count).saturating_sub(sum(last, count)) as f64 / seconds;
+    let refused = |of: &Snapshot| of.admission.map(|all| all.refused.saturating_add(all.too_late));
+    let refused = refused(now).map(|now| now.saturating_sub(refused(last).unwrap_or(0)) as f64 / seconds);
+    let refused = refused.map(|rate| (if rate > 0.0 { BAD } else { GOOD }, format!("{rate:.0} refused/s")));
     let is_nearly_full = now.memory_used as f64 > 0.8 * now.memory_limit as f64;
     let facts = [
         (BOLD, format!("up {}", duration(now.age_us))),
@@ -48,7 +51,8 @@ fn heading(last: &Snapshot, now: &Snapshot, seconds: f64, width: usize) -> Strin
         (FAINT, format!("most memory {}", bytes(now.memory_peak))),
     ];
     let (mut line, mut left) = (String::new(), width);
-    for (number, (style, fact)) in facts.iter().enumerate() {
+    let (rates, rest) = facts.split_at(3);
+    for (number, (style, fact)) in rates.iter().chain(&refused).chain(rest).enumerate() {
         let separator = if number == 0 { "" } else { "   " };
         let (fact, taken) = fitted(fact, if number == 0 { left } else { usize::MAX }, false);
         match left.checked_sub(separator.len() + taken) {

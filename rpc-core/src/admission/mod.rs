@@ -1,6 +1,7 @@
 //! Admission of calls to a server that may be overloaded: how many it takes at once, and which are refused first.
 
 mod limit;
+mod meter;
 mod shortest;
 
 use std::fmt;
@@ -8,9 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use self::limit::{Average, Limit};
+pub(crate) use self::meter::{Refusal, count_refusal};
 use self::shortest::Shortest;
 use crate::class::TrafficClass;
 use crate::config::{self, Priority};
@@ -38,6 +41,20 @@ pub(crate) struct Admission {
     state: Mutex<rank::Leaf, State>,
 }
 
+/// How many calls a server takes at once, and how many it has refused.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct AdmissionStats {
+    /// How many calls may be in progress now. It follows how long calls take.
+    pub limit: u64,
+    /// How many are in progress.
+    pub running: u64,
+    /// How many calls were refused because too many were in progress.
+    pub refused: u64,
+    /// How many calls were refused because their deadlines came sooner than any call of their methods had ended lately.
+    pub too_late: u64,
+}
+
 struct State {
     limit: Limit,
     running: usize,
@@ -47,6 +64,8 @@ struct State {
     at_present: Average,
     /// How long calls take, by service and method.
     times: Vec<Vec<Times>>,
+    refused: u64,
+    too_late: u64,
 }
 
 /// How long calls of one method take.
@@ -120,8 +139,20 @@ impl Admission {
             return Err(format!("admission.methods names `{path}`, which is no method of this server"));
         }
         let limit = Limit::new(config.min_calls, config.max_calls, now);
-        let state = State { limit, running: 0, connections: 0, at_present: Average::default(), times };
+        let at_present = Average::default();
+        let state = State { limit, running: 0, connections: 0, at_present, times, refused: 0, too_late: 0 };
         Ok(Some(Arc::new(Self { priorities, state: Mutex::new(state) })))
+    }
+
+    /// Returns what the limit allows, and what it has refused so far.
+    pub(crate) fn stats(&self) -> AdmissionStats {
+        let state = self.state.lock();
+        AdmissionStats {
+            limit: state.limit.calls() as u64,
+            running: state.running as u64,
+            refused: state.refused,
+            too_late: state.too_late,
+        }
     }
 
     /// Admits a call of a connection, or refuses it: the server is overloaded, or the call can't be done before its deadline. `None`: the
@@ -147,11 +178,13 @@ impl Admission {
         let began = Instant::now();
         let was_alone = {
             let mut state = self.state.lock();
-            state.times[service][method].allow(deadline, began)?;
+            state.allow((service, method), deadline, began)?;
             if let Err(why) = state.may_begin(part, share.calls()) {
                 state.limit.refused();
+                state.refused += 1;
                 let (running, after) = (state.running, state.retry_after());
                 drop(state);
+                count_refusal(why);
                 return Err(overloaded(running, why, after));
             }
             state.begin(share);
@@ -177,19 +210,34 @@ impl Share {
 impl State {
     /// Checks that a call may begin whose priority has this part of the limit, and whose connection has so many calls in progress. `Err`
     /// says why not.
-    fn may_begin(&self, part: f64, own: usize) -> Result<(), &'static str> {
+    fn may_begin(&self, part: f64, own: usize) -> Result<(), Refusal> {
         let limit = self.limit.calls();
         // One call is always possible.
         let has_room = |part: f64| (self.running as f64) < (limit * part).max(1.0);
         let connections = self.connections + usize::from(own == 0);
         let has_more_than_its_share = own as f64 >= limit / connections as f64;
         if !has_room(part) {
-            Err("which is all that it can do in time")
+            Err(Refusal::Overload)
         } else if has_more_than_its_share && !has_room(part - FOR_OTHERS) {
-            Err("and this client has more than its share of them")
+            Err(Refusal::Share)
         } else {
             Ok(())
         }
+    }
+
+    /// Refuses a call of a method that can't be done before its deadline.
+    fn allow(
+        &mut self,
+        (service, method): (usize, usize),
+        deadline: Option<Instant>,
+        now: Instant,
+    ) -> Result<(), Status> {
+        let allowed = self.times[service][method].allow(deadline, now);
+        if allowed.is_err() {
+            self.too_late += 1;
+            count_refusal(Refusal::Deadline);
+        }
+        allowed
     }
 
     fn begin(&mut self, share: &Share) {
@@ -229,7 +277,7 @@ impl Admitted {
     pub(crate) fn after_waiting(&mut self, deadline: Option<Instant>) -> Result<(), Status> {
         self.has_waited = true;
         let mut state = self.admission.state.lock();
-        state.times[self.service][self.method].allow(deadline, Instant::now())
+        state.allow((self.service, self.method), deadline, Instant::now())
     }
 
     /// Returns a handler during which the call counts as in progress.
@@ -267,7 +315,11 @@ impl Drop for Admitted {
 }
 
 #[cold]
-fn overloaded(running: usize, why: &str, after: Duration) -> Status {
+fn overloaded(running: usize, why: Refusal, after: Duration) -> Status {
+    let why = match why {
+        Refusal::Share => "and this client has more than its share of them",
+        _ => "which is all that it can do in time",
+    };
     let after = after.as_millis();
     let message = format!(
         "the server is overloaded: {running} calls are in progress, {why} (admission); try again after {after} ms"

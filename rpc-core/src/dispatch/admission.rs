@@ -9,6 +9,7 @@ use tokio::time::Instant;
 use super::Dispatch;
 use super::jobs::{Job, Jobs};
 use super::registry::{FoundMethod, Registry, RemoteServices};
+use crate::admission::{Refusal, count_refusal};
 use crate::call_streams::Streams;
 use crate::class::TrafficClass;
 use crate::config::Policy;
@@ -150,9 +151,11 @@ impl Dispatch {
                 return Err(WireError::new("request", "is far beyond HELLO's max_calls"));
             }
             if job.found.is_ok() {
-                if let Err(status) = &refusing {
+                if let Err((why, status)) = &refusing {
+                    count_refusal(*why);
                     job.found = Err(status.clone());
                 } else if unanswered >= max {
+                    count_refusal(Refusal::ConcurrentCalls);
                     job.found = Err(full(max));
                 } else if let Some(class) = class {
                     self.admit(class, job);
@@ -176,18 +179,20 @@ impl Dispatch {
     }
 
     /// Checks that this side accepts calls now.
-    fn takes_calls(&self) -> Result<(), Status> {
+    fn takes_calls(&self) -> Result<(), (Refusal, Status)> {
         if self.sender.terms().settings.policy == Policy::Rdma && !self.sender.was_upgraded() {
             // The connection is about to be closed for that. Until then nothing is executed.
             let message = "the server requires RDMA, which this connection does not have";
-            return Err(refusal(Code::Unavailable, message).with_blame(Blame::Environment));
+            let status = refusal(Code::Unavailable, message).with_blame(Blame::Environment);
+            return Err((Refusal::NoRdma, status));
         }
         if self.refuses.load(Ordering::Relaxed) {
             let message = "the server is draining and takes no new calls";
-            return Err(refusal(Code::Unavailable, message).with_blame(Blame::Environment));
+            let status = refusal(Code::Unavailable, message).with_blame(Blame::Environment);
+            return Err((Refusal::Draining, status));
         }
         if self.sender.account().refuses() {
-            return Err(no_memory());
+            return Err((Refusal::Memory, no_memory()));
         }
         Ok(())
     }
@@ -212,6 +217,7 @@ pub(super) fn no_memory() -> Status {
 /// Returns the answer to a call whose deadline passed before its handler began.
 #[cold]
 pub(super) fn too_late() -> Status {
+    count_refusal(Refusal::Deadline);
     refusal(Code::DeadlineExceeded, "the deadline passed before the handler began")
 }
 

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::admission::{Admission, Admitted, Share};
+use crate::admission::{Admission, AdmissionStats, Admitted, Share};
 use crate::class::TrafficClass;
 use crate::config;
 use crate::context::Drain;
@@ -129,6 +129,11 @@ impl Registry {
     /// Whether calls may be refused because the server is overloaded.
     pub(super) fn is_limited(&self) -> bool {
         self.admission.is_some()
+    }
+
+    /// Returns what the limit on calls allows and has refused so far, if there is such a limit.
+    pub(crate) fn admission(&self) -> Option<AdmissionStats> {
+        self.admission.as_ref().map(|admission| admission.stats())
     }
 
     /// [Admits](Admission::admit) a call, or refuses it. `None`: the call does not count.

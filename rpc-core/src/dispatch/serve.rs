@@ -15,7 +15,7 @@ use super::handler::{HandlerTask, panicked, ran};
 use super::handler_limit::{HandlerPermit, Reserved};
 use super::jobs::{ENOUGH, Job, Jobs};
 use super::registry::FoundMethod;
-use crate::admission::Admitted;
+use crate::admission::{Admitted, Refusal, count_refusal};
 use crate::compress::LONG;
 use crate::context::{Context, Current};
 use crate::decoding::in_task;
@@ -114,6 +114,7 @@ impl Dispatch {
             // Calls that came together with others may take more than those have left.
             if self.sender.account().is_closing() {
                 // Its link delivers on until it is closed. Those calls must not use up the room that closing it makes.
+                count_refusal(Refusal::Memory);
                 return Some(Reply::Status(no_memory()));
             }
             self.serve_when_modest(call, found, IncomingCall { context, payload, streams }, admitted);
@@ -257,6 +258,7 @@ impl Dispatch {
             let account = this.sender.account().clone();
             account.clone().until_modest().await;
             if account.refuses() {
+                count_refusal(Refusal::Memory);
                 return Reply::Status(no_memory());
             }
             let _alive = limit.room().await;

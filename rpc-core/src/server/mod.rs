@@ -11,6 +11,7 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, watch as watched};
 
 use self::arrivals::{Arrival, Arrivals};
+use crate::admission::AdmissionStats;
 use crate::connection::Connection;
 use crate::dispatch::Registry;
 use crate::memory::{Account, Budget};
@@ -148,6 +149,12 @@ impl ServerCore {
     /// Returns the memory that is held for clients, and its limit.
     pub fn memory(&self) -> &Arc<Budget> {
         &self.memory
+    }
+
+    /// Returns how many calls the server takes at once, and how many it has refused, if its [`Admission`](crate::config::Admission) bounds
+    /// them.
+    pub fn admission(&self) -> Option<AdmissionStats> {
+        self.registry.admission()
     }
 
     /// Returns the sessions that are open now.

@@ -77,6 +77,19 @@ fn a_terminal_of_80_columns_shows_all_times_and_all_parts() {
 }
 
 #[test]
+fn a_server_that_bounds_its_calls_shows_how_many_it_refuses() {
+    let with = |refused: u64| {
+        let mut snapshot = busy(1 + refused);
+        let admission =
+            serde_json::json!({ "limit": 40, "running": 40, "refused": refused * 5, "too_late": refused });
+        snapshot.admission = serde_json::from_value(admission).unwrap();
+        snapshot
+    };
+    assert!(lines(&with(0), &with(1), 100, 24)[0].contains("30 failed/s   6 refused/s   435 running"));
+    assert!(!lines(&busy(1), &busy(2), 100, 24)[0].contains("refused"));
+}
+
+#[test]
 fn a_wide_terminal_leaves_no_column_out() {
     let lines = lines(&busy(1), &busy(2), 120, 40);
     assert!(lines[0].ends_with("memory 5120 MiB of 6144 MiB   40 connections"), "{lines:#?}");

@@ -79,13 +79,15 @@ pub(crate) fn command(args: impl Iterator<Item = String>) -> Result<u8> {
     Ok(0)
 }
 
-/// Runs the half over TCP with TLS, with few files and the programs that the tests have built.
+/// Runs both halves with TLS, with few files and the programs that the tests have built.
 pub(crate) fn brief() -> Result<()> {
     let client = build(&["--all-features"], "debug")?;
     let data = vec![host::workspace_dir().join("docs")];
-    let report = run_here(&Setup { client, tls: Some(certificates()?), data }, "tcp")?;
-    print_table(&report, None);
-    check("TCP", &report, true)
+    let setup = Setup { client, tls: Some(certificates()?), data };
+    let (tcp, rdma) = (run_here(&setup, "tcp")?, over_rdma(&setup)?);
+    print_table(&tcp, Some(&rdma));
+    check("TCP", &tcp, true)?;
+    check("RDMA", &rdma, true)
 }
 
 /// Builds the two programs with these arguments. Returns the client's path.

@@ -13,6 +13,8 @@ use rustls::server::danger::ClientCertVerifier;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use serde::{Deserialize, Serialize};
 
+use super::refused::Naming;
+
 /// Certificates, keys and trust, as PEM files. One section serves for both sides of a process.
 ///
 /// ```toml
@@ -136,7 +138,8 @@ impl TlsConfig {
         let verifier = verifier.with_crls(self.revoked()?).build().map_err(|e| self.wrong_trust(&e))?;
         let builder = ClientConfig::builder_with_provider(provider);
         let builder = builder.with_safe_default_protocol_versions().map_err(|e| TlsError(e.to_string()))?;
-        let builder = builder.with_webpki_verifier(verifier);
+        // It decides as rustls' own verifier does.
+        let builder = builder.dangerous().with_custom_certificate_verifier(Arc::new(Naming(verifier)));
         match self.identity()? {
             Some((chain, key)) => {
                 builder.with_client_auth_cert(chain, key).or_else(|error| self.wrong_identity(&error))
@@ -161,7 +164,8 @@ impl TlsConfig {
             ClientAuth::Optional => builder.allow_unauthenticated(),
             _ => builder,
         };
-        builder.build().map(Some).map_err(|error| self.wrong_trust(&error))
+        let verifier = builder.build().map_err(|error| self.wrong_trust(&error))?;
+        Ok(Some(Arc::new(Naming(verifier))))
     }
 
     fn roots(&self) -> Result<Option<RootCertStore>> {

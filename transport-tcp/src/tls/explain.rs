@@ -27,11 +27,13 @@ pub(super) fn not_tls(begin: &[u8]) -> Option<String> {
     })
 }
 
-/// Describes a failure of the handshake or of a session.
-pub(super) fn in_words(error: &Error) -> String {
+/// Describes a failure of the handshake or of a session. `refused`: the name of the certificate that this side has refused, if it is
+/// known.
+pub(super) fn in_words(error: &Error, refused: Option<&str>) -> String {
     match error {
         Error::InvalidCertificate(why) => {
-            format!("TLS: this side refused the peer's certificate: {}", certificate(why))
+            let which = refused.map(|name| format!(" ({name})")).unwrap_or_default();
+            format!("TLS: this side refused the peer's certificate{which}: {}", certificate(why))
         }
         Error::NoCertificatesPresented => {
             "TLS: this side refused the peer, which has presented no certificate: set tls.cert and tls.key there".into()
@@ -153,12 +155,12 @@ mod tests {
 
     #[test]
     fn each_side_is_named() {
-        let ours = in_words(&Error::InvalidCertificate(CertificateError::UnknownIssuer));
+        let ours = in_words(&Error::InvalidCertificate(CertificateError::UnknownIssuer), Some("CN=a"));
         assert!(
-            ours.contains("this side refused the peer's certificate") && ours.contains("tls.ca"),
+            ours.contains("this side refused the peer's certificate (CN=a)") && ours.contains("tls.ca"),
             "{ours}"
         );
-        let theirs = in_words(&Error::AlertReceived(AlertDescription::UnknownCA));
+        let theirs = in_words(&Error::AlertReceived(AlertDescription::UnknownCA), None);
         assert!(theirs.contains("the peer refused this side") && theirs.contains("tls.ca"), "{theirs}");
         let explained =
             explanations().into_iter().find(|explanation| explanation.number == Some(48)).unwrap();

@@ -27,6 +27,20 @@ pub(super) fn not_after(certificate: &CertificateDer<'_>) -> Option<Duration> {
     Some(certificate.tbs_certificate().validity().not_after.to_unix_duration())
 }
 
+/// The most characters of a name that messages have.
+const SHOWN: usize = 100;
+
+/// Returns the names of a certificate and of its issuer, for people. Anyone may have made it.
+pub(super) fn named(certificate: &CertificateDer<'_>) -> String {
+    let Ok(certificate) = Certificate::from_der(certificate) else { return "which can't be read".into() };
+    let content = certificate.tbs_certificate();
+    let [subject, issuer] = [content.subject(), content.issuer()].map(|name| {
+        let shown: String = name.to_string().chars().take(SHOWN).flat_map(char::escape_debug).collect();
+        if shown.is_empty() { "without a name".into() } else { shown }
+    });
+    format!("{subject}, issued by {issuer}")
+}
+
 fn add_names(certificate: &Certificate, identity: &mut Identity) {
     let content = certificate.tbs_certificate();
     identity.subject = content.subject().to_string();
@@ -46,5 +60,30 @@ fn ip_address(bytes: &[u8]) -> Option<IpAddr> {
     match bytes.len() {
         4 => <[u8; 4]>::try_from(bytes).ok().map(IpAddr::from),
         _ => <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{CertificateParams, DnType, KeyPair};
+
+    use super::*;
+
+    fn signed(name: Option<&str>) -> CertificateDer<'static> {
+        let mut params = CertificateParams::new([]).unwrap();
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        if let Some(name) = name {
+            params.distinguished_name.push(DnType::CommonName, name);
+        }
+        params.self_signed(&KeyPair::generate().unwrap()).unwrap().into()
+    }
+
+    #[test]
+    fn names_that_strangers_choose_are_short_and_move_no_cursor() {
+        assert_eq!(named(&signed(Some("db1"))), "CN=db1, issued by CN=db1");
+        assert_eq!(named(&signed(None)), "without a name, issued by without a name");
+        let hostile = named(&signed(Some(&format!("\u{1b}[2J\r\n{}", "x".repeat(5000)))));
+        assert!(hostile.len() < 300 && hostile.chars().all(|c| !c.is_control()), "{hostile:?}");
+        assert_eq!(named(&CertificateDer::from(vec![1, 2, 3])), "which can't be read");
     }
 }

@@ -6,6 +6,7 @@ mod config;
 mod explain;
 mod identity;
 mod refusals;
+mod refused;
 mod reloading;
 mod resumption;
 mod secret;

@@ -12,7 +12,7 @@ use rustls::time_provider::TimeProvider;
 use rustls::{CertificateError, Connection, Error, HandshakeKind};
 
 use super::explain;
-use super::identity::not_after;
+use super::identity::{named, not_after};
 
 /// The sessions that a server remembers, which it can forget all at once.
 #[derive(Debug)]
@@ -84,6 +84,6 @@ impl Resumption {
         if let Some(sessions) = &self.sessions {
             sessions.forget_all();
         }
-        Err(explain::in_words(&why))
+        Err(explain::in_words(&why, own.map(|own| named(own)).as_deref()))
     }
 }

@@ -14,7 +14,7 @@ use super::identity::identity;
 use super::refusals::Refusals;
 use super::resumption::Resumption;
 use super::secret::SessionSecret;
-use super::{ALPN, explain};
+use super::{ALPN, explain, refused};
 use crate::stream::Stream;
 
 /// A TLS session over a socket. rustls encrypts and decrypts in memory; this moves the records.
@@ -265,7 +265,9 @@ impl State {
         self.record.note(&self.incoming[..read]);
         self.incoming.advance(read);
         let processed = self.connection.process_new_packets();
-        processed.map(drop).map_err(|error| foreign.unwrap_or_else(|| explain::in_words(&error)))
+        processed
+            .map(drop)
+            .map_err(|error| foreign.unwrap_or_else(|| explain::in_words(&error, refused::take().as_deref())))
     }
 }
 

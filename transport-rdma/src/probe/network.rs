@@ -88,8 +88,9 @@ impl<'a> Qos<'a> {
         let app = view.machine.run(&["dcb", "-N", "app", "show", "dev", netdev]);
         let dscp: Vec<_> = numbers(app.as_deref().unwrap_or_default(), "dscp-prio").collect();
         let ports = pairs(app.as_deref().unwrap_or_default(), "dgram-port-prio");
-        let roce =
-            ports.filter(|(port, _)| *port == ROCE_PORT).find_map(|(_, priority)| priority.parse().ok());
+        let roce = ports
+            .filter(|(port, _)| port.parse() == Ok(ROCE_PORT))
+            .find_map(|(_, priority)| priority.parse().ok());
         // The kernel's drivers sort by the DSCP as soon as one is mapped. Others have a file.
         let trust = view.of_netdev(netdev, "qos/trust").map(|trust| trust == "dscp");
         let trusts_dscp = trust.or_else(|| app.is_some().then_some(!dscp.is_empty()));

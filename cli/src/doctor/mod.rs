@@ -25,7 +25,8 @@ use crate::target::{ClientSettings, Target};
 /// Find out what keeps RDMA from working on this machine, or from working well.
 ///
 /// It looks at modules, libraries, devices, ports, addresses, limits, NUMA, the network's settings and counters. Then it has the
-/// device send, read, write and count through a connection with itself. It changes nothing.
+/// device send, read, write and count through a connection with itself. It changes nothing. A note, not-looked-at, names programs that
+/// gave no answer, as one that is not installed or needs root, and what was therefore not looked at.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:

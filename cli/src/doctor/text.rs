@@ -87,7 +87,9 @@ fn of_other(report: &Value, verbose: bool) -> String {
 fn write(text: &mut String, report: &Report, verbose: bool) -> std::fmt::Result {
     let is_good = report.worst().is_none_or(|worst| worst < Severity::Warning);
     if is_good && let Some(chosen) = &report.chosen {
-        writeln!(text, "{GOOD}all good:{GOOD:#} connections can leave from {chosen}")?;
+        // Nothing is said about what programs did not tell.
+        let as_far = if report.is_partial() { ", as far as it was looked at" } else { "" };
+        writeln!(text, "{GOOD}all good:{GOOD:#} connections can leave from {chosen}{as_far}")?;
     }
     for finding in &report.findings {
         let in_full = verbose || finding.severity > Severity::Note;

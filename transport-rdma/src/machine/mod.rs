@@ -135,16 +135,22 @@ impl Machine {
         self.ask(format!("owner {node}"), |root| Node::of(&below(root, node))).ok().map(Node)
     }
 
-    /// Returns what a program prints to standard output. `None` if there is no such program, or it fails.
-    pub(crate) fn run(&self, program: &[&str]) -> Option<String> {
-        let answer = self.ask(format!("$ {}", program.join(" ")), |root| {
+    /// Returns what a program prints to standard output, or why there is no output.
+    pub(crate) fn run(&self, program: &[&str]) -> Result<String, NoOutput> {
+        let question = format!("$ {}", program.join(" "));
+        if let Source::Recording(answers) = &self.source
+            && !answers.contains_key(&question)
+        {
+            return Err(NoOutput::NotRecorded);
+        }
+        let answer = self.ask(question, |root| {
             if root == Path::new("/") {
                 program::run(program, program::LIMIT)
             } else {
-                Err(io::Error::from_raw_os_error(libc::ENOENT))
+                Err(io::Error::from_raw_os_error(NOT_RUN))
             }
         });
-        answer.ok()
+        answer.map_err(NoOutput::of)
     }
 
     /// Returns a variable of this process's environment.
@@ -177,6 +183,41 @@ impl Machine {
             asked.lock().unwrap_or_else(PoisonError::into_inner).insert(question, answer.clone());
         }
         answer
+    }
+}
+
+/// The reason why a program has printed nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum NoOutput {
+    /// There is no such program.
+    NotInstalled,
+    /// The kernel refuses its answer to this user.
+    Refused,
+    /// The program has worked. The device that it was asked about has nothing of the kind.
+    Unsupported,
+    /// It has failed for another reason.
+    Failed,
+    /// It has not ended in time.
+    TimedOut,
+    /// The machine is a directory of files.
+    NotRun,
+    /// The machine is a record, which has no answer to this.
+    NotRecorded,
+}
+
+/// The error number that a record has where no program was run.
+const NOT_RUN: i32 = libc::ENODATA;
+
+impl NoOutput {
+    fn of(errno: i32) -> Self {
+        match errno {
+            libc::ENOENT => Self::NotInstalled,
+            libc::EPERM | libc::EACCES => Self::Refused,
+            libc::EOPNOTSUPP => Self::Unsupported,
+            libc::ETIMEDOUT => Self::TimedOut,
+            NOT_RUN => Self::NotRun,
+            _ => Self::Failed,
+        }
     }
 }
 

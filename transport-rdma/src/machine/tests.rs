@@ -14,7 +14,8 @@ fn a_recording_answers_as_the_machine_did() {
     );
     assert_eq!(seen.0.as_deref(), Some("Linux"));
     assert_eq!((seen.1, &seen.2), (false, &Err(libc::ENOENT)));
-    assert_eq!(seen.4.as_deref(), Some("== a b"));
+    assert_eq!(seen.4.as_deref(), Ok("== a b"));
+    assert_eq!(seen.5, Err(NoOutput::NotInstalled));
     let text = machine.recording();
     let copy = Machine::recorded(&text).unwrap().remembering();
     assert!(!copy.is_this());
@@ -59,6 +60,36 @@ fn a_program_that_does_not_end_is_ended() {
 fn files_below_a_directory_are_another_machines() {
     let machine = Machine::below("/proc");
     assert_eq!(machine.read("/sys/kernel/ostype").as_deref(), Some("Linux"));
-    assert_eq!(machine.run(&["echo", "here"]), None);
+    assert_eq!(machine.run(&["echo", "here"]), Err(NoOutput::NotRun));
     assert!(machine.interfaces(|| "lo 127.0.0.1/8".to_owned()).is_empty());
+}
+
+#[test]
+fn a_program_without_output_says_why() {
+    let machine = Machine::this().remembering();
+    let shell = |script: &str| machine.run(&["sh", "-c", script]);
+    for (script, why) in [
+        ("echo no; exit 3", NoOutput::Failed),
+        ("echo 'Operation not permitted (you must be root)' >&2; exit 1", NoOutput::Refused),
+        (
+            "echo 'Could not fetch rule set generation id: Permission denied (you must be root)' >&2; exit 4",
+            NoOutput::Refused,
+        ),
+        ("echo 'Attribute read: Operation not supported' >&2; exit 1", NoOutput::Unsupported),
+        ("echo 'no stats available' >&2; exit 94", NoOutput::Unsupported),
+        ("kill $$", NoOutput::Failed),
+    ] {
+        assert_eq!(shell(script), Err(why), "{script}");
+        // The record says so, too.
+        let copy = Machine::recorded(&machine.recording()).unwrap();
+        assert_eq!(copy.run(&["sh", "-c", script]), Err(why), "{script}");
+    }
+    // What a program that works complains about is its own affair.
+    assert_eq!(shell("echo yes; echo 'not permitted' >&2").as_deref(), Ok("yes"));
+    let copy = Machine::recorded("== $ nft -s list ruleset !1\n").unwrap();
+    assert_eq!(copy.run(&["nft", "-s", "list", "ruleset"]), Err(NoOutput::Refused));
+    assert_eq!(copy.run(&["ethtool", "-a", "eth0"]), Err(NoOutput::NotRecorded));
+    let below = Machine::below("/proc").remembering();
+    assert_eq!(below.run(&["true"]), Err(NoOutput::NotRun));
+    assert_eq!(Machine::recorded(&below.recording()).unwrap().run(&["true"]), Err(NoOutput::NotRun));
 }

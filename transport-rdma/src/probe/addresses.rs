@@ -161,7 +161,7 @@ fn active_mtu(view: &View<'_>) -> Option<Finding> {
     let netdev = view.netdev(device, port)?;
     let netdev_mtu = view.machine.number(&format!("/sys/class/net/{netdev}/mtu"))?;
     let number = port.number.to_string();
-    let told = view.machine.run(&["ibv_devinfo", "-d", &device.name, "-i", &number])?;
+    let told = view.run(&["ibv_devinfo", "-d", &device.name, "-i", &number])?;
     let line = told.lines().find_map(|line| line.trim().strip_prefix("active_mtu:"))?;
     let active = line.split_whitespace().next()?.parse().ok()?;
     mtu_mismatch(&device.name, active, &netdev, netdev_mtu)

@@ -169,7 +169,7 @@ fn pauses(view: &View<'_>, card: &str, ethernet: &BTreeMap<String, u64>) -> Vec<
 /// Returns the counters in the lines `NAME: VALUE` of `ethtool -S`, of all cards of a bond together.
 fn of_cards(view: &View<'_>, cards: &[String]) -> BTreeMap<String, u64> {
     let mut sums = BTreeMap::new();
-    for text in cards.iter().filter_map(|card| view.machine.run(&["ethtool", "-S", card])) {
+    for text in cards.iter().filter_map(|card| view.run(&["ethtool", "-S", card])) {
         let counters = text.lines().filter_map(|line| line.trim().rsplit_once(": "));
         for (name, value) in counters.filter_map(|(name, value)| Some((name, value.parse::<u64>().ok()?))) {
             let sum = sums.entry(name.to_owned()).or_insert(0_u64);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::view::View;
 use super::{
     Counters, Kind, Probe, Report, addresses, counters, devices, finding, firewall, limits, network,
-    placement, software, trial,
+    placement, software, trial, unseen,
 };
 use crate::device::{Device, DeviceSummary, Host, LocalPath, RdmaConfig, Selection, Unavailable, choose};
 use crate::machine::Machine;
@@ -69,6 +69,7 @@ pub static KINDS: &[&[&Kind]] = &[
     firewall::KINDS,
     counters::KINDS,
     trial::KINDS,
+    unseen::KINDS,
 ];
 
 /// Looks at a machine, for a process with this configuration. Changes nothing. Opens no device itself; ibv_devinfo(1), where
@@ -92,6 +93,7 @@ pub fn examine(machine: &Machine, config: &RdmaConfig) -> Report {
     report.extend(network::check(&view));
     report.extend(firewall::check(&view));
     report.extend(Counters::of(&view).not_zero());
+    report.extend(unseen::finding(&view.unseen()));
     report
 }
 

@@ -25,6 +25,7 @@ cfg_if::cfg_if! {
         mod software;
         mod stop;
         mod trial;
+        mod unseen;
         mod view;
 
         pub use self::counters::Counters;

@@ -84,8 +84,8 @@ struct Qos<'a> {
 
 impl<'a> Qos<'a> {
     fn read(view: &View<'_>, netdev: &'a str) -> Self {
-        let pfc = view.machine.run(&["dcb", "pfc", "show", "dev", netdev]);
-        let app = view.machine.run(&["dcb", "-N", "app", "show", "dev", netdev]);
+        let pfc = view.run(&["dcb", "pfc", "show", "dev", netdev]);
+        let app = view.run(&["dcb", "-N", "app", "show", "dev", netdev]);
         let dscp: Vec<_> = numbers(app.as_deref().unwrap_or_default(), "dscp-prio").collect();
         let ports = pairs(app.as_deref().unwrap_or_default(), "dgram-port-prio");
         let roce = ports
@@ -94,7 +94,7 @@ impl<'a> Qos<'a> {
         // The kernel's drivers sort by the DSCP as soon as one is mapped. Others have a file.
         let trust = view.of_netdev(netdev, "qos/trust").map(|trust| trust == "dscp");
         let trusts_dscp = trust.or_else(|| app.is_some().then_some(!dscp.is_empty()));
-        let pause = view.machine.run(&["ethtool", "-a", netdev]).unwrap_or_default();
+        let pause = view.run(&["ethtool", "-a", netdev]).unwrap_or_default();
         let on = |direction: &str| {
             pause.lines().any(|line| line.strip_prefix(direction).is_some_and(|state| state.trim() == "on"))
         };
@@ -236,7 +236,7 @@ struct Ets<'a> {
 
 impl<'a> Ets<'a> {
     fn read(view: &View<'_>, netdev: &'a str) -> Self {
-        let text = view.machine.run(&["dcb", "ets", "show", "dev", netdev]).unwrap_or_default();
+        let text = view.run(&["dcb", "ets", "show", "dev", netdev]).unwrap_or_default();
         let is_shared =
             |class: u8| pairs(&text, "tc-tsa").any(|(name, kind)| kind == "ets" && name.parse() == Ok(class));
         let shares = numbers(&text, "tc-bw").filter(|(class, _)| is_shared(*class)).collect();
@@ -283,14 +283,14 @@ impl<'a> Ets<'a> {
 
 /// Finds that the card has dropped packets, and could have more buffers.
 fn small_rings(view: &View<'_>, netdev: &str) -> Option<Finding> {
-    let counters = view.machine.run(&["ethtool", "-S", netdev])?;
+    let counters = view.run(&["ethtool", "-S", netdev])?;
     let dropped = |line: &str| {
         let (name, value) = line.trim().split_once(": ")?;
         (name == "rx_out_of_buffer" && value != "0").then(|| value.to_owned())
     };
     let dropped = counters.lines().find_map(dropped)?;
     // The maximum stands first, and then the current number.
-    let rings = view.machine.run(&["ethtool", "-g", netdev])?;
+    let rings = view.run(&["ethtool", "-g", netdev])?;
     let numbers = rings.lines().filter_map(|line| line.strip_prefix("RX:"));
     let numbers: Vec<u64> = numbers.filter_map(|number| number.trim().parse().ok()).collect();
     let &[most, now] = &numbers[..] else { return None };

@@ -112,8 +112,8 @@ fn interrupts(view: &View<'_>, device: &DeviceSummary) -> Option<Finding> {
     let near = view.of_device(device, "device/local_cpulist").unwrap_or_default();
     let spread = |to: &str| {
         let irqbalance = match view.machine.run(&["pidof", "irqbalance"]) {
-            Some(_) => "stop irqbalance, which undoes it, and ",
-            None => "",
+            Ok(_) => "stop irqbalance, which undoes it, and ",
+            Err(_) => "",
         };
         // One CPU for each: an interrupt stays where it is if that is among those that it may go to.
         let list: Vec<_> = cpus_of(to).iter().map(u32::to_string).collect();

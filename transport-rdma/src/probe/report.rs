@@ -43,15 +43,43 @@ impl Report {
         self.findings.iter().map(|finding| finding.severity).max()
     }
 
-    /// Adds findings, where they belong. One whose code and text are there already is left out.
+    /// Whether programs gave no answer, so that less was looked at than could be. A finding of the kind `not-looked-at` names them.
+    pub fn is_partial(&self) -> bool {
+        self.findings.iter().any(|finding| finding.code == NOT_LOOKED_AT)
+    }
+
+    /// Adds findings, where they belong. One whose code and text are there already is left out. Those about programs that gave no answer
+    /// become one.
     pub fn extend(&mut self, findings: impl IntoIterator<Item = Finding>) {
         for finding in findings {
-            if !self.findings.contains(&finding) {
+            if !self.findings.contains(&finding)
+                && let Some(finding) = merge(&mut self.findings, finding)
+            {
                 self.findings.push(finding);
             }
         }
         self.findings.sort_by_key(|finding| (Reverse(finding.severity), finding.area));
     }
+}
+
+/// The kind of finding that names the programs which gave no answer.
+const NOT_LOOKED_AT: &str = "not-looked-at";
+
+/// The beginning of such a finding.
+pub(super) const BEGINNING: &str = "not looked at: ";
+
+/// Adds a finding of that kind to the one that is there. Returns any other.
+fn merge(findings: &mut [Finding], more: Finding) -> Option<Finding> {
+    let is_known = |known: &&mut Finding| more.code == NOT_LOOKED_AT && known.code == more.code;
+    let Some(known) = findings.iter_mut().find(is_known) else { return Some(more) };
+    let seen = more.seen.trim_start_matches(BEGINNING);
+    if !known.seen.contains(seen) {
+        known.seen = format!("{}; {seen}", known.seen);
+    }
+    if !known.fix.contains(&more.fix) {
+        known.fix = format!("{}; {}", known.fix, more.fix);
+    }
+    None
 }
 
 /// A device, as one sees it without opening it.

@@ -11,6 +11,7 @@ use super::examine::open;
 use super::finding::kinds;
 use super::report::{DeviceView, Step, StepResult};
 use super::stop::Stop;
+use super::unseen::{self, Unseen};
 use super::{Finding, Report};
 use crate::config::RdmaConfig;
 use crate::device::{Device, Host, LocalPath};
@@ -45,16 +46,21 @@ kinds! { KINDS:
 /// no address that a connection would leave from.
 pub fn trial(report: &mut Report, config: &RdmaConfig) {
     if report.chosen.is_some() {
-        try_host(&SystemHost::default(), report, config);
+        const PROGRAM: &[&str] = &["rdma", "resource", "show"];
+        let resources = Machine::this().run(PROGRAM);
+        let unseen = resources.as_ref().err().and_then(|why| Unseen::new(PROGRAM, *why));
+        report.extend(unseen::finding(&unseen.into_iter().collect()));
+        try_host(&SystemHost::default(), report, config, &resources.unwrap_or_default());
     }
 }
 
-pub(super) fn try_host(host: &dyn Host, report: &mut Report, config: &RdmaConfig) {
+/// Tries the device of a host. `resources` are as in rdma-resource(8): a line `INDEX: DEVICE: pd N cq N qp N …` for each device.
+pub(super) fn try_host(host: &dyn Host, report: &mut Report, config: &RdmaConfig, resources: &str) {
     let mut steps = Steps::default();
     // Waiting for events takes a runtime. The caller may be within one, which must not be blocked by another.
     let devices = &report.devices;
     let findings = thread::scope(|scope| {
-        let tried = scope.spawn(|| run(host, config, devices, &mut steps));
+        let tried = scope.spawn(|| run(host, config, devices, resources, &mut steps));
         tried.join().unwrap_or_else(|_| {
             vec![Finding::new(&FAILED, "the trial panicked", "report this, with the command's output")]
         })
@@ -86,9 +92,15 @@ impl Steps {
     }
 }
 
-fn run(host: &dyn Host, config: &RdmaConfig, devices: &[DeviceView], steps: &mut Steps) -> Vec<Finding> {
+fn run(
+    host: &dyn Host,
+    config: &RdmaConfig,
+    devices: &[DeviceView],
+    resources: &str,
+    steps: &mut Steps,
+) -> Vec<Finding> {
     let mut findings = Vec::new();
-    if let Err(stop) = run_steps(host, config, devices, steps, &mut findings) {
+    if let Err(stop) = run_steps(host, config, devices, resources, steps, &mut findings) {
         let at = steps.0.last().map_or("the trial", |step| step.what);
         findings.push(match stop {
             Stop::Unavailable(unavailable) => Finding::from(&unavailable),
@@ -107,13 +119,13 @@ fn run_steps(
     host: &dyn Host,
     config: &RdmaConfig,
     devices: &[DeviceView],
+    resources: &str,
     steps: &mut Steps,
     findings: &mut Vec<Finding>,
 ) -> Result<(), Stop> {
     let (device, path) = steps.step("open the device", || Ok(open(host, config, None)?))?;
     findings.extend(missing(&*device));
-    let resources = Machine::this().run(&["rdma", "resource", "show"]).unwrap_or_default();
-    findings.extend(objects(&*device, &resources, config));
+    findings.extend(objects(&*device, resources, config));
     findings.extend(mtu(devices, device.name(), &path));
     steps.step("register memory", || Ok(Memory::try_out(&*device)?))?;
     let mut pair = steps.step("connect", || Pair::new(&device, &path))?;
@@ -149,8 +161,7 @@ fn missing(device: &dyn Device) -> Vec<Finding> {
     found
 }
 
-/// Finds that the device has fewer objects left than the configuration allows this process. `resources` are as in rdma-resource(8): a
-/// line `INDEX: DEVICE: pd N cq N qp N …` for each device.
+/// Finds that the device has fewer objects left than the configuration allows this process.
 fn objects(device: &dyn Device, resources: &str, config: &RdmaConfig) -> Vec<Finding> {
     let (name, limits) = (device.name(), device.limits());
     let used = |object: &str| -> Option<u64> {

@@ -1,11 +1,15 @@
 //! A machine as its findings are made from it: its devices, and the address that a connection would leave from.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
 use super::report::{Address, DeviceView, PortView};
+use super::unseen::Unseen;
 use crate::device::{
     DeviceSummary, GidEntry, GidKind, Interface, LinkLayer, PortSummary, RdmaConfig, Selection, Unavailable,
     Unsuited, choose, ranked,
 };
-use crate::machine::Machine;
+use crate::machine::{Machine, NoOutput};
 
 /// A machine while it is looked at.
 #[derive(Debug)]
@@ -18,13 +22,31 @@ pub(super) struct View<'a> {
     pub(super) interfaces: Vec<Interface>,
     /// The address that a connection would leave from, or why there is none.
     pub(super) choice: Result<Selection, Unavailable>,
+    /// The questions to programs that were not answered.
+    unseen: RefCell<BTreeSet<Unseen>>,
 }
 
 impl<'a> View<'a> {
     pub(super) fn new(machine: &'a Machine, config: &'a RdmaConfig) -> Self {
         let (found, interfaces) = (machine.devices(), interfaces(machine));
         let choice = found.clone().and_then(|devices| choose(&devices, &interfaces, config, None));
-        Self { machine, config, summaries: found.unwrap_or_default(), interfaces, choice }
+        let (summaries, unseen) = (found.unwrap_or_default(), RefCell::default());
+        Self { machine, config, summaries, interfaces, choice, unseen }
+    }
+
+    /// Returns what a program prints. `None`: it gives no answer, which is [remembered](Self::unseen).
+    pub(super) fn run(&self, program: &[&str]) -> Option<String> {
+        self.machine.run(program).map_err(|why| self.miss(program, why)).ok()
+    }
+
+    /// Remembers that a program gave no answer.
+    pub(super) fn miss(&self, program: &[&str], why: NoOutput) {
+        self.unseen.borrow_mut().extend(Unseen::new(program, why));
+    }
+
+    /// Returns the questions to programs that were not answered so far.
+    pub(super) fn unseen(&self) -> BTreeSet<Unseen> {
+        self.unseen.borrow().clone()
     }
 
     /// Returns the device, port and network interface of the chosen address.
@@ -82,7 +104,7 @@ impl<'a> View<'a> {
 
     /// Returns the switch and its port that a network interface is connected to, by LLDP, if lldpd tells.
     fn switch(&self, netdev: &str) -> Option<String> {
-        let told = self.machine.run(&["lldpctl", "-f", "keyvalue", netdev])?;
+        let told = self.run(&["lldpctl", "-f", "keyvalue", netdev])?;
         let of = |key: &str| {
             let name = format!("lldp.{netdev}.{key}=");
             told.lines().find_map(|line| line.strip_prefix(&name)).map(str::to_owned)

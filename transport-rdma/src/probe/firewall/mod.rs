@@ -11,6 +11,7 @@ use super::Finding;
 use super::finding::kinds;
 use super::view::View;
 use crate::device::{GidEntry, GidKind};
+use crate::machine::NoOutput;
 
 kinds! { KINDS:
     DROPPED = "firewall-drops-roce", Fault, Network,
@@ -82,27 +83,50 @@ const PROGRAMS: [Programs; 2] = [
 /// Returns all rules of the machine. It may have those of nftables and of legacy iptables at once, and packets pass both.
 fn rulesets(view: &View<'_>) -> Vec<Ruleset> {
     // Without counters, whose numbers could look like the port.
-    let nft = view.machine.run(&["nft", "-s", "list", "ruleset"]);
+    const NFT: &[&str] = &["nft", "-s", "list", "ruleset"];
+    let nft = view.machine.run(NFT);
     let mut rulesets: Vec<_> = nft.iter().map(|text| nft::parse(text)).collect();
     for programs in PROGRAMS {
         let tables = view.machine.try_read(programs.legacy_tables);
         // An ordinary user may not read it.
         let has_legacy = !matches!(tables.as_deref(), Ok("") | Err(&libc::ENOENT));
-        if nft.is_some() && !has_legacy {
-            continue;
-        }
-        let saved = view.machine.run(&[programs.save]);
-        // Where iptables writes rules of nft, they are in nft's list already.
-        let is_of_nft = saved.as_ref().is_none_or(|text| text.is_empty() || text.contains("(nf_tables)"));
-        if let Some(text) = saved.filter(|_| nft.is_none() || !is_of_nft) {
-            rulesets.push(iptables::parse(&text, programs.change));
-        }
-        if has_legacy && is_of_nft {
-            let legacy = view.machine.run(&[programs.legacy_save]);
-            rulesets.extend(legacy.map(|text| iptables::parse(&text, programs.legacy_change)));
-        }
+        rulesets.extend(of_iptables(view, &programs, nft.as_ref().err().copied(), has_legacy));
+    }
+    // Other programs than nft write rules of it, too, once its module is loaded.
+    let has_nft = !view.machine.names("/sys/module/nf_tables").is_empty();
+    match nft {
+        Err(why) if rulesets.is_empty() || has_nft || why != NoOutput::NotInstalled => view.miss(NFT, why),
+        _ => {}
     }
     rulesets
+}
+
+/// Returns the rules that iptables has for one version of IP, beside those that nft has listed. `without_nft`: why it has listed none.
+fn of_iptables(
+    view: &View<'_>,
+    programs: &Programs,
+    without_nft: Option<NoOutput>,
+    has_legacy: bool,
+) -> Vec<Ruleset> {
+    let is_nft_known = without_nft.is_none();
+    if is_nft_known && !has_legacy {
+        return Vec::new();
+    }
+    let saved = view.machine.run(&[programs.save]);
+    // Otherwise nft is what is missing.
+    if let Err(why) = saved
+        && why != NoOutput::NotInstalled
+        && without_nft == Some(NoOutput::NotInstalled)
+    {
+        view.miss(&[programs.save], why);
+    }
+    // Where iptables writes rules of nft, they are in nft's list already.
+    let is_of_nft = saved.as_ref().map_or(true, |text| text.is_empty() || text.contains("(nf_tables)"));
+    let own = saved.ok().filter(|_| !is_nft_known || !is_of_nft);
+    let own = own.map(|text| iptables::parse(&text, programs.change));
+    let legacy = if has_legacy && is_of_nft { view.run(&[programs.legacy_save]) } else { None };
+    let legacy = legacy.map(|text| iptables::parse(&text, programs.legacy_change));
+    own.into_iter().chain(legacy).collect()
 }
 
 fn finding(dropping: &Dropping<'_>) -> Finding {

@@ -15,7 +15,7 @@ fn tried(host: &SimHost) -> (Report, Vec<(&'static str, StepResult)>) {
     let config = RdmaConfig::default();
     let mut report = examine(&Machine::recorded("").unwrap(), &config);
     report.findings.clear();
-    try_host(host, &mut report, &config);
+    try_host(host, &mut report, &config, "");
     let others = report.tried.iter().filter(|step| step.result != StepResult::Worked);
     let others = others.map(|step| (step.what, step.result)).collect();
     (report, others)

@@ -15,7 +15,7 @@ use crate::config::RdmaConfig;
 use crate::device::{Host, LocalPath, RemoteAddress, StreamEnds};
 use crate::endpoint::{Addresses, DeviceRegistry, Endpoint, Offer, RdmaCandidate};
 use crate::link::{announced, announcement};
-use crate::probe::{Finding, Machine, Severity, examine};
+use crate::probe::{Area, Finding, Machine, Severity, examine};
 use crate::unavailable::Unavailable;
 
 type Offered = Result<(Box<dyn Candidate>, Bytes), transport::Unavailable>;
@@ -36,8 +36,8 @@ struct Shared {
     endpoints: Mutex<Vec<Arc<Endpoint>>>,
     /// Reasons that were logged.
     logged: Mutex<HashSet<Reason>>,
-    /// The faults of this machine that were found last, and when.
-    faults: Mutex<Option<(Instant, Vec<Finding>)>>,
+    /// The faults and warnings of this machine that were found last, and when.
+    found: Mutex<Option<(Instant, Vec<Finding>)>>,
 }
 
 impl RdmaUpgrade {
@@ -61,8 +61,8 @@ impl RdmaUpgrade {
     }
 
     fn on(machine: Arc<DeviceRegistry>, config: RdmaConfig) -> Self {
-        let (endpoints, logged, faults) = Default::default();
-        Self(Arc::new(Shared { machine, config, endpoints, logged, faults }))
+        let (endpoints, logged, found) = Default::default();
+        Self(Arc::new(Shared { machine, config, endpoints, logged, found }))
     }
 
     /// Returns the endpoints that it keeps running.
@@ -148,25 +148,21 @@ impl RdmaUpgrade {
     }
 }
 
-/// The time for which the faults of this machine are remembered. Channels that have no connection try again every few seconds, and
+/// The time for which the findings about this machine are remembered. Channels that have no connection try again every few seconds, and
 /// a look takes some seconds at worst.
 const REMEMBERED: Duration = Duration::from_secs(30);
 
 impl Shared {
-    /// Returns the reason with the faults of this machine that it does not name itself. Blocks.
-    fn with_faults(&self, why: transport::Unavailable) -> transport::Unavailable {
+    /// Returns the reason with the findings about this machine that [belong](with_findings) to it. Blocks.
+    fn diagnosed(&self, why: transport::Unavailable) -> transport::Unavailable {
         // Callers that wait for the lock share what is found.
-        let mut known = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         if known.as_ref().is_none_or(|(found, _)| found.elapsed() > REMEMBERED) {
             let mut findings = examine(&Machine::this(), &self.config).findings;
-            findings.retain(|finding| finding.severity == Severity::Fault);
+            findings.retain(|finding| finding.severity >= Severity::Warning);
             *known = Some((Instant::now(), findings));
         }
-        let faults = known.iter().flat_map(|(_, faults)| faults);
-        let others = faults.filter(|finding| finding.code != why.reason.name());
-        let detail =
-            others.fold(why.detail, |detail, finding| format!("{detail}; found on this machine: {finding}"));
-        transport::Unavailable { detail, ..why }
+        with_findings(why, known.iter().flat_map(|(_, findings)| findings))
     }
 
     fn keep(&self, endpoint: &Arc<Endpoint>) {
@@ -176,6 +172,24 @@ impl Shared {
             endpoints.push(Arc::clone(endpoint));
         }
     }
+}
+
+/// Returns the reason with the faults that it does not name itself. If packets were lost it has warnings about their way, too: a firewall
+/// that may drop them, an MTU that does not fit.
+fn with_findings<'a>(
+    why: transport::Unavailable,
+    findings: impl IntoIterator<Item = &'a Finding>,
+) -> transport::Unavailable {
+    let is_loss = matches!(why.reason, Reason::ProbeLost | Reason::TimedOut);
+    let belongs = |finding: &&Finding| match finding.severity {
+        Severity::Fault => finding.code != why.reason.name(),
+        Severity::Warning => is_loss && matches!(finding.area, Area::Network | Area::Addresses),
+        _ => false,
+    };
+    let others: Vec<_> = findings.into_iter().filter(belongs).collect();
+    let add = |detail, finding| format!("{detail}; found on this machine: {finding}");
+    let detail = others.into_iter().fold(why.detail, add);
+    transport::Unavailable { detail, ..why }
 }
 
 impl Upgrade for RdmaUpgrade {
@@ -201,7 +215,10 @@ impl Upgrade for RdmaUpgrade {
             return Box::pin(async { why });
         }
         let (shared, known) = (Arc::clone(&self.0), why.clone());
-        let task = tokio::task::spawn_blocking(move || shared.with_faults(why));
+        let task = tokio::task::spawn_blocking(move || shared.diagnosed(why));
         Box::pin(async { task.await.unwrap_or(known) })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -175,10 +175,12 @@ impl Connection {
         Ok(())
     }
 
-    /// Returns the reason with what else is found on this machine, if it is a reason of this side.
+    /// Returns the reason with what else is found on this machine, if that may be its cause: it is a reason of this side, or packets
+    /// between both were lost.
     async fn diagnosed(&self, why: Unavailable) -> Unavailable {
         let Ok(upgrade) = &self.settings().upgrade else { return why };
-        if why.at_peer || why.reason == Reason::Disabled {
+        let is_loss = matches!(why.reason, Reason::ProbeLost | Reason::TimedOut);
+        if why.at_peer && !is_loss || why.reason == Reason::Disabled {
             return why;
         }
         tokio::time::timeout(self.patience(), upgrade.diagnose(why.clone())).await.unwrap_or(why)

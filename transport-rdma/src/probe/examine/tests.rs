@@ -124,40 +124,7 @@ const fn case(code: &'static str, severity: Severity, answers: &'static str, fix
 }
 
 /// A device of Soft-RoCE, and no other.
-const SOFT: &str = "\
-== /sys/class/infiniband/
-rxe0
-== /sys/class/infiniband/rxe0/node_type
-1: CA
-== /sys/class/infiniband/rxe0/parent
-eth0
-== /sys/class/infiniband/rxe0/ports/1/state
-4: ACTIVE
-== /sys/class/infiniband/rxe0/ports/1/phys_state
-5: LinkUp
-== /sys/class/infiniband/rxe0/ports/1/link_layer
-Ethernet
-== /sys/class/infiniband/rxe0/ports/1/rate
-2.5 Gb/sec (1X SDR)
-== /sys/class/infiniband/rxe0/ports/1/gids/0
-0000:0000:0000:0000:0000:ffff:c0a8:4d01
-== /sys/class/infiniband/rxe0/ports/1/gid_attrs/types/0
-RoCE v2
-== /sys/class/infiniband/rxe0/ports/1/gid_attrs/ndevs/0
-eth0
-== /sys/class/infiniband/rxe0/ports/1/pkeys/0
-0xffff
-== /sys/class/infiniband_verbs/uverbs7/ibdev
-rxe0
-== open /dev/infiniband/uverbs7
-666 0 0
-== /etc/libibverbs.d/
-rxe.driver
-== /sys/class/net/eth0/mtu
-9000
-== /sys/class/net/eth0/operstate
-up
-";
+const SOFT: &str = host!("soft-roce");
 
 #[rustfmt::skip]
 const CASES: &[Case] = &[

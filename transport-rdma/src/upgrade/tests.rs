@@ -1,0 +1,48 @@
+use super::*;
+
+macro_rules! host {
+    ($name:literal) => {
+        include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hosts/", $name, ".txt"))
+    };
+}
+
+/// What is said for a reason on a recorded machine.
+fn said(reason: Reason, recording: &str) -> String {
+    let findings = examine(&Machine::recorded(recording).unwrap(), &RdmaConfig::default()).findings;
+    with_findings(transport::Unavailable::new(reason, "no answer".to_owned()), &findings).detail
+}
+
+/// A firewall that drops what no rule accepts, and accepts some hosts.
+const FIREWALL: &str = "== $ nft -s list ruleset\ntable inet f {\n\tchain in {\n\t\ttype filter hook input priority filter; policy drop;\n\
+     \t\tip saddr 10.0.0.0/8 accept\n\t}\n}\n";
+
+#[test]
+fn a_lost_probe_has_the_warnings_about_the_way() {
+    let behind_firewall = format!("{}{FIREWALL}", host!("soft-roce"));
+    let small = format!("{}\n== /sys/class/net/ens1f0np0/mtu\n1100\n", host!("mellanox-connectx5-roce"));
+    for reason in [Reason::ProbeLost, Reason::TimedOut] {
+        let text = said(reason, &behind_firewall);
+        assert!(
+            text.starts_with("no answer; found on this machine: warning: nft drops what no rule accepts"),
+            "{text}"
+        );
+        assert!(text.ends_with("Fix: nft insert rule inet f in udp dport 4791 accept"), "{text}");
+        let text = said(reason, &small);
+        assert!(text.contains("found on this machine: warning: ens1f0np0 has MTU 1100"), "{text}");
+        // The process runs far from the device, which loses no packets.
+        assert!(!text.contains("NUMA") && !text.contains("note:"), "{text}");
+    }
+}
+
+#[test]
+fn other_reasons_have_the_faults_alone() {
+    let behind_firewall = format!("{}{FIREWALL}", host!("soft-roce"));
+    assert_eq!(said(Reason::NoDevice, &behind_firewall), "no answer");
+    let closed = behind_firewall.replace("ip saddr 10.0.0.0/8 accept", "udp dport 4791 drop");
+    let text = said(Reason::Other, &closed);
+    assert!(text.contains("found on this machine: fault: a rule of nft drops RoCE"), "{text}");
+    // The reason says it already.
+    let down = format!("{}\n== /sys/class/infiniband/rxe0/ports/1/state\n1: DOWN\n", host!("soft-roce"));
+    assert_eq!(said(Reason::PortDown, &down), "no answer");
+    assert!(said(Reason::ProbeLost, &down).contains("is DOWN"));
+}

@@ -7,7 +7,7 @@ use super::Severity::Fault;
 use super::finding::kinds;
 use super::view::View;
 use crate::Unavailable;
-use crate::device::{DeviceSummary, GidKind, LinkLayer, PortSummary};
+use crate::device::{DeviceSummary, GidEntry, GidKind, LinkLayer, PortSummary};
 
 kinds! { KINDS:
     ROCE_V1 = "roce-v1", Warning, Addresses,
@@ -24,6 +24,11 @@ kinds! { KINDS:
     NO_IP = "no-ip-address", Fault, Addresses,
         "Packets of RoCE v2 are routed as those of IP are. Without an IP address on the port's network interface there is no route.",
         "give the interface an address: `ip addr add ADDRESS/PREFIX dev NETDEV`";
+    OTHER_NAMESPACE = "interface-in-other-namespace", Warning, Addresses,
+        "The address belongs to a network interface of another network namespace: the host's, or another container's. Connections by TCP have \
+         other addresses than those by RDMA, whose packets follow routes and firewall of that namespace. Some kernels refuse to connect.",
+        "run in the namespace of the interface (`docker run --network=host`, in Kubernetes `hostNetwork: true`), or give this one an interface of the \
+         card: `ip link set NETDEV netns PID`";
     PKEY_ABSENT = "no-partition", Fault, Addresses,
         "A queue pair belongs to a partition, by a key from the port's table. The configured entry of the table is empty.",
         "set `rdma.pkey_index` to an entry that is in use: `grep . /sys/class/infiniband/*/ports/*/pkeys/*`";
@@ -46,7 +51,10 @@ kinds! { KINDS:
 pub(super) fn check(view: &View<'_>) -> Vec<Finding> {
     let absent =
         view.choice.as_ref().err().filter(|why| matches!(why, Unavailable::NoGid { .. })).map(Finding::from);
-    [absent, kind(view), partition(view), packets(view), active_mtu(view)].into_iter().flatten().collect()
+    [absent, kind(view), other_namespace(view), partition(view), packets(view), active_mtu(view)]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 /// Finds that the chosen address is one that does not pass routers.
@@ -78,6 +86,39 @@ fn kind(view: &View<'_>) -> Option<Finding> {
         }
         GidKind::InfiniBand | GidKind::RoceV2Ipv4 | GidKind::RoceV2Ipv6 => None,
     }
+}
+
+/// Finds that the chosen address is one of an interface that is not in this network namespace.
+fn other_namespace(view: &View<'_>) -> Option<Finding> {
+    let chosen = view.choice.as_ref().ok()?;
+    let netdev = chosen.gid.netdev.as_ref()?;
+    let here = view.machine.names("/sys/class/net");
+    if here.is_empty() || here.contains(netdev) {
+        return None;
+    }
+    let device = &chosen.device;
+    let seen = format!(
+        "{} of {device} is an address of {netdev}, which is not in this network namespace",
+        chosen.gid.gid.ip()
+    );
+    let fix = match view.in_container() {
+        true => format!(
+            "start the container in the host's namespace (`docker run --network=host`, in Kubernetes `hostNetwork: true`), or give it an interface \
+             of the card: `ip link set {netdev} netns PID` on the host, in Kubernetes a network of SR-IOV or macvlan by Multus"
+        ),
+        false => format!(
+            "run in the namespace of {netdev} (`ip netns exec NAME PROGRAM`), or move it here: `ip link set {netdev} netns PID`"
+        ),
+    };
+    let own =
+        view.summaries.iter().filter(|summary| summary.name == *device).flat_map(|summary| &summary.ports);
+    let mut own = own.filter(|port| port.number == chosen.port).flat_map(|port| &port.gids);
+    let is_here = |gid: &GidEntry| gid.netdev.as_ref().is_some_and(|netdev| here.contains(netdev));
+    let own = own.find(|gid| gid.kind != GidKind::RoceV1 && is_here(gid));
+    let or = own.map(|gid| {
+        format!("; or set `rdma.gid_index = {}`, an entry of an interface that is here", gid.index)
+    });
+    Some(Finding::new(&OTHER_NAMESPACE, seen, format!("{fix}{}", or.unwrap_or_default())))
 }
 
 /// Finds that Soft-RoCE is on an interface without an address of other networks, while another has one.

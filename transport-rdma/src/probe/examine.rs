@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::view::View;
 use super::{
-    Counters, Kind, Probe, Report, addresses, counters, devices, finding, firewall, limits, network,
+    Counters, Kind, Probe, Report, access, addresses, counters, devices, finding, firewall, limits, network,
     placement, software, trial, unseen,
 };
 use crate::device::{Device, DeviceSummary, Host, LocalPath, RdmaConfig, Selection, Unavailable, choose};
@@ -61,6 +61,7 @@ pub(super) fn open_chosen(
 pub static KINDS: &[&[&Kind]] = &[
     finding::UNAVAILABLE,
     software::KINDS,
+    access::KINDS,
     devices::KINDS,
     addresses::KINDS,
     limits::KINDS,
@@ -86,6 +87,7 @@ pub fn examine(machine: &Machine, config: &RdmaConfig) -> Report {
         findings: Vec::new(),
     };
     report.extend(software::check(&view));
+    report.extend(access::check(&view));
     report.extend(devices::check(&view));
     report.extend(addresses::check(&view));
     report.extend(limits::check(&view));

@@ -14,6 +14,7 @@ pub use self::report::{Address, DeviceView, PortView, Probe, Report, Step, StepR
 
 cfg_if::cfg_if! {
     if #[cfg(all(target_os = "linux", target_pointer_width = "64"))] {
+        mod access;
         mod addresses;
         mod counters;
         mod devices;

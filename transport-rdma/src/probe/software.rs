@@ -1,11 +1,10 @@
-//! Kernel modules, libraries, and who may use devices.
+//! Kernel modules and libraries.
 
 use super::Finding;
-use super::Severity::{Fault, Note};
+use super::Severity::Fault;
 use super::finding::kinds;
 use super::view::View;
 use crate::Unavailable;
-use crate::machine::Node;
 use crate::verbs::library;
 
 kinds! { KINDS:
@@ -45,7 +44,6 @@ pub(super) fn check(view: &View<'_>) -> Vec<Finding> {
         found.push(no_device(view, unavailable));
     }
     found.extend(providers(view));
-    found.extend(permissions(view));
     found.extend(socket_bypass(view));
     found
 }
@@ -108,7 +106,7 @@ fn modules(view: &View<'_>) -> Vec<Finding> {
 fn no_device(view: &View<'_>, unavailable: &Unavailable) -> Finding {
     let mut finding = Finding::from(unavailable);
     // In a network namespace of its own the device's node alone does not help.
-    if view.machine.read("/sys/module/ib_core/parameters/netns_mode").as_deref() == Some("N") {
+    if view.is_exclusive() {
         finding.fix = format!(
             "devices belong to one network namespace here (`rdma system show`): move one into this (`rdma dev set NAME netns PID`), or \
              share them (`rdma system set netns shared`); otherwise {}",
@@ -181,47 +179,6 @@ fn providers(view: &View<'_>) -> Vec<Finding> {
         ))
     };
     view.summaries.iter().filter_map(find).collect()
-}
-
-/// Finds device nodes that may not be opened. If it is not the chosen device's, that is no fault.
-fn permissions(view: &View<'_>) -> Vec<Finding> {
-    let chosen = view.chosen().map(|(device, ..)| &device.name);
-    let find = |device| {
-        let unavailable = view.machine.check_access(device).err()?;
-        let mut finding = Finding::from(&unavailable);
-        if let (Unavailable::NoPermission { .. }, Some(node)) =
-            (&unavailable, view.machine.node(&device.node))
-        {
-            finding.seen = format!("{}: mode {}, group {}", finding.seen, node.mode(), group(view, &node));
-            finding.fix = to_open(view, &node, &device.node);
-        }
-        let is_other = chosen.is_some_and(|chosen| *chosen != device.name);
-        Some(if is_other { finding.but(Note) } else { finding })
-    };
-    view.summaries.iter().filter_map(find).collect()
-}
-
-/// Returns the name of the node's group, or its number.
-fn group(view: &View<'_>, node: &Node) -> String {
-    let groups = view.machine.read("/etc/group").unwrap_or_default();
-    let name = groups.lines().find_map(|line| {
-        let mut fields = line.split(':');
-        let name = fields.next()?;
-        (fields.nth(1) == Some(node.group())).then(|| name.to_owned())
-    });
-    name.unwrap_or_else(|| node.group().to_owned())
-}
-
-fn to_open(view: &View<'_>, node: &Node, path: &str) -> String {
-    let for_group =
-        node.mode().as_bytes().iter().rev().nth(1).is_some_and(|digit| matches!(digit, b'6' | b'7'));
-    if for_group && node.group() != "0" {
-        return format!("usermod -aG {} USER, and log in again", group(view, node));
-    }
-    format!(
-        "chmod 666 {path}; for good: `echo 'KERNEL==\"uverbs*\", SUBSYSTEM==\"infiniband_verbs\", MODE=\"0666\"' > \
-         /etc/udev/rules.d/90-rdma.rules && udevadm trigger`; in a container `docker run --device={path}`"
-    )
 }
 
 /// Finds libraries that replace sockets, in what every program loads.

@@ -138,6 +138,11 @@ impl<'a> View<'a> {
             || ["docker", "kubepods", "containerd", "lxc"].iter().any(|engine| group.contains(engine))
     }
 
+    /// Whether each device belongs to one network namespace. Otherwise all namespaces share them.
+    pub(super) fn is_exclusive(&self) -> bool {
+        self.machine.read("/sys/module/ib_core/parameters/netns_mode").as_deref() == Some("N")
+    }
+
     /// Returns what a file of a network interface contains.
     pub(super) fn of_netdev(&self, netdev: &str, file: &str) -> Option<String> {
         self.machine.read(&format!("/sys/class/net/{netdev}/{file}"))

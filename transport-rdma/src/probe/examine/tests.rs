@@ -11,6 +11,7 @@ macro_rules! host {
 }
 
 mod addresses;
+mod containers;
 mod counters;
 mod firewall;
 mod limits;

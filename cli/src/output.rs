@@ -15,18 +15,20 @@ use crate::USAGE;
 pub(crate) struct Failure {
     /// One or two sentences: the cause, and what to do.
     text: String,
+    /// The remedy, where the text has none.
+    fix: Option<&'static str>,
     code: u8,
 }
 
 impl Failure {
     /// The answer is no.
     pub(crate) fn no(text: impl fmt::Display) -> Self {
-        Self { text: text.to_string(), code: 1 }
+        Self { text: text.to_string(), fix: None, code: 1 }
     }
 
     /// The arguments, or the files that they name, can't be used.
     pub(crate) fn usage(text: impl fmt::Display) -> Self {
-        Self { text: text.to_string(), code: USAGE }
+        Self { text: text.to_string(), fix: None, code: USAGE }
     }
 
     /// Returns the failure of a call. Where the server lacks the service, it names the function of its builder that adds it.
@@ -39,7 +41,22 @@ impl Failure {
         }
     }
 
-    /// Returns the cause, and what to do.
+    /// Returns the failure with its remedy.
+    pub(crate) fn with_fix(self, fix: Option<&'static str>) -> Self {
+        Self { fix, ..self }
+    }
+
+    /// Returns the remedy.
+    pub(crate) fn fix(&self) -> Option<&'static str> {
+        self.fix
+    }
+
+    /// Returns the failure so that a reader who has gone does not change the exit status of the command.
+    pub(crate) fn keeping(self, code: u8) -> Self {
+        if self.text.is_empty() { Self { code, ..self } } else { self }
+    }
+
+    /// Returns the cause, without the [fix](Self::with_fix).
     pub(crate) fn text(&self) -> &str {
         &self.text
     }
@@ -50,7 +67,8 @@ impl Failure {
             return ExitCode::from(self.code);
         }
         // Nothing can be done about a closed standard error.
-        let _ = writeln!(anstream::stderr(), "{BAD}farcall:{BAD:#} {}", foreign(&self.text));
+        let fix = self.fix.map_or_else(String::new, |fix| format!(". {BOLD}Fix:{BOLD:#} {fix}"));
+        let _ = writeln!(anstream::stderr(), "{BAD}farcall:{BAD:#} {}{fix}", foreign(&self.text));
         ExitCode::from(self.code)
     }
 }
@@ -68,7 +86,7 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
 /// Returns the failure of an attempt to write to standard output.
 pub(crate) fn written(result: io::Result<()>) -> Result<(), Failure> {
     result.map_err(|error| match error.kind() {
-        io::ErrorKind::BrokenPipe => Failure { text: String::new(), code: 0 },
+        io::ErrorKind::BrokenPipe => Failure { text: String::new(), fix: None, code: 0 },
         _ => Failure::no(format!("standard output can't be written: {error}")),
     })
 }

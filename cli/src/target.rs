@@ -12,6 +12,10 @@ use crate::output::Failure;
 /// The port that `farcall serve` listens on.
 pub(crate) const PORT: u16 = 7400;
 
+/// The remedy for a host on which nothing listens.
+const REFUSED: &str =
+    "start `farcall serve` there, or the server that is meant, or check the port (7400 where none is given)";
+
 /// The link that calls go by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum By {
@@ -151,6 +155,9 @@ impl Target {
         }
         Channel::builder().config(config).connect(&address).await.map_err(|status| match status.code() {
             Code::InvalidArgument => Failure::usage(status),
+            _ if status.message().contains("Connection refused") => {
+                Failure::no(status).with_fix(Some(REFUSED))
+            }
             _ => Failure::no(status),
         })
     }

@@ -26,13 +26,23 @@ fn commands_about_no_server_end_quietly() {
         &["--help"][..],
         &["help", "perf"],
         &["doctor", "--help"],
-        &["doctor"],
         &["doctor", "--schema"],
         &["completions", "bash"],
         &["explain"],
         &["explain", "no-device"],
     ] {
         assert_eq!(unread(arguments), 0, "{arguments:?}");
+    }
+}
+
+#[test]
+fn the_doctor_keeps_the_status_of_what_it_found() {
+    let hosts = concat!(env!("CARGO_MANIFEST_DIR"), "/../transport-rdma/tests/hosts");
+    for (host, status) in [("no-driver", 2), ("mellanox-connectx5-roce", 1), ("soft-roce", 0)] {
+        let record = format!("{hosts}/{host}.txt");
+        for more in [&[][..], &["--json"]] {
+            assert_eq!(unread(&[&["doctor", "--recorded", &record], more].concat()), status, "{host}");
+        }
     }
 }
 

@@ -174,8 +174,10 @@ fn a_measurement_that_can_not_be_made_says_why() {
     let server = Server::start(&[]);
     let json = file("no-results.json", "{}");
     let address = server.address.as_str();
-    let cases: [(&[&str], i32, &str); 8] = [
+    let cases: [(&[&str], i32, &str); 10] = [
         (&["perf", "127.0.0.1:1", "--transport", "tcp"], 1, "Connection refused"),
+        (&["perf", "127.0.0.1:1"], 1, "Fix: start `farcall serve` there"),
+        (&["call", "127.0.0.1:1", "Perf/echo"], 1, "Fix: start `farcall serve` there"),
         (&["perf", address, "--compare", json.to_str().unwrap()], 64, "it is none of `farcall perf --json`"),
         (&["perf", address, "--size", "1G"], 64, "write 64, 4K or 1M"),
         (&["perf", address, "--pattern", "dance"], 64, "stream-down"),

@@ -99,19 +99,27 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
         Some(host) => Some(look(arguments, host, &report, &config)?),
         None => None,
     };
-    output::print(&match (arguments.json, &other) {
+    let status = status(&report, other.as_ref());
+    let text = match (arguments.json, &other) {
         (true, None) => json(&report)?,
         (true, Some(other)) => output::foreign(&json(&Both { here: &report, other })?),
         (false, None) => text::render(&report, arguments.verbose),
         (false, Some(other)) => text::render_both(&report, other, arguments.verbose),
-    })?;
+    };
+    // `farcall doctor | head -1` has the status, too, where the shell keeps it (`pipefail`).
+    output::print(&text).map_err(|failure| failure.keeping(status))?;
+    Ok(status)
+}
+
+/// Returns the exit status for the worst that was found on either machine and between them.
+fn status(report: &Report, other: Option<&Other>) -> u8 {
     let of_way = other.iter().flat_map(|other| &other.between).map(|finding| finding.severity);
     let there = other.iter().filter_map(|other| text::worst_of(other.there.as_ref()?));
-    Ok(match report.worst().into_iter().chain(of_way).chain(there).max() {
+    match report.worst().into_iter().chain(of_way).chain(there).max() {
         Some(Severity::Fault) => 2,
         Some(Severity::Warning) => 1,
         _ => 0,
-    })
+    }
 }
 
 /// The JSON for two hosts: `here` and `there` are reports, `between` has findings.

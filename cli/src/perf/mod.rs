@@ -138,12 +138,13 @@ async fn measure(arguments: &Arguments) -> Result<Results, Failure> {
         outcomes: Vec::new(),
         missing: Vec::new(),
     };
-    let mut reached = false;
+    let (mut reached, mut fix) = (false, None);
     for by in &arguments.transport {
         let most = arguments.connections.iter().copied().max().unwrap_or(1);
         let channels = match connect(arguments, *by, most).await {
             Ok(channels) => channels,
             Err(why) => {
+                fix = fix.or(why.fix());
                 results.missing.push(format!("{by}: {}", why.text()));
                 continue;
             }
@@ -168,7 +169,7 @@ async fn measure(arguments: &Arguments) -> Result<Results, Failure> {
             }
         }
     }
-    if reached { Ok(results) } else { Err(Failure::no(results.missing.join("\n"))) }
+    if reached { Ok(results) } else { Err(Failure::no(results.missing.join("\n")).with_fix(fix)) }
 }
 
 async fn connect(arguments: &Arguments, by: Link, connections: u32) -> Result<Vec<Channel>, Failure> {

@@ -144,7 +144,7 @@ async fn measure(arguments: &Arguments) -> Result<Results, Failure> {
         let channels = match connect(arguments, *by, most).await {
             Ok(channels) => channels,
             Err(why) => {
-                fix = fix.or(why.fix());
+                fix = fix.or_else(|| why.fix());
                 results.missing.push(format!("{by}: {}", why.text()));
                 continue;
             }

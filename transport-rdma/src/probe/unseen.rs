@@ -9,7 +9,7 @@ use crate::machine::NoOutput;
 
 kinds! { KINDS:
     NOT_LOOKED_AT = "not-looked-at", Note, Software,
-        "Some of the set-up is told by programs of the system. What they did not tell was not looked at, so nothing is known about it.",
+        "Programs of the system tell a part of the set-up. Some gave no answer, so this report says nothing about their part.",
         "install the programs that are missing, and run `farcall doctor` once as root";
 }
 
@@ -18,7 +18,7 @@ struct Program {
     name: &'static str,
     /// The package of Debian and Ubuntu that has it.
     package: &'static str,
-    /// What it tells.
+    /// The part of the set-up that it tells about.
     tells: &'static str,
 }
 

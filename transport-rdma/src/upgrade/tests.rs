@@ -6,7 +6,7 @@ macro_rules! host {
     };
 }
 
-/// What is said for a reason on a recorded machine.
+/// Returns the words for a reason on a recorded machine.
 fn said(reason: Reason, recording: &str) -> String {
     let findings = examine(&Machine::recorded(recording).unwrap(), &RdmaConfig::default()).findings;
     with_findings(transport::Unavailable::new(reason, "no answer".to_owned()), &findings).detail

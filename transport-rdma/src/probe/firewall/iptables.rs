@@ -61,7 +61,7 @@ fn rule(text: &str, options: &str, table: &str) -> Rule {
         match option {
             "!" => {
                 is_negated = true;
-                // What was taken for a value is none: `!` has none.
+                // It has no value: the next word is the option that it negates.
                 continue;
             }
             "-j" | "--jump" | "-g" | "--goto" => {

@@ -287,7 +287,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Returns the parts of an element, as many fields with dots between them. What stands behind it, as its timeout, is left out.
+/// Returns the parts of an element: a value for each field, with dots between them. Attributes behind them, as a timeout, are left out.
 fn parts(fields: &[Field], element: &str) -> Vec<Part> {
     let tokens = tokens(element);
     let attributes = ["timeout", "expires", "counter", "comment", "limit"];

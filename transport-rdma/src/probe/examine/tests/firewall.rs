@@ -145,7 +145,7 @@ fn rules_of_legacy_iptables_count_beside_those_of_nft() {
         .replace("== $ iptables-save\n", "== /ignored\n")
         .replace("iptables-legacy-save", "iptables-save");
     assert_eq!(of_firewall(&alone, "")[0].1, seen.replace("-legacy", ""));
-    // What the fix prints clears it.
+    // The rule that the fix adds clears the finding.
     let rule = "-A PREROUTING -p udp -m udp --dport 4791 -j";
     let fixed = both.replace(&format!("{rule} DROP"), &format!("{rule} ACCEPT\n{rule} DROP"));
     assert_eq!(of_firewall(&fixed, ""), []);

@@ -47,7 +47,7 @@ fn programs_that_give_no_answer_are_named_with_what_they_would_tell() {
 }
 
 #[test]
-fn what_was_not_looked_at_is_no_worse_than_a_note() {
+fn missing_programs_are_no_worse_than_a_note() {
     let report = examined(&mended("== $ lldpctl -f keyvalue ens1f0np0 !2\n"), &RdmaConfig::default());
     assert_eq!(report.worst(), Some(Note));
 }

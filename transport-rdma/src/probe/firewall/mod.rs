@@ -32,7 +32,9 @@ pub(super) fn check(view: &View<'_>) -> Option<Finding> {
     let others = port.gids.iter().filter(|gid| gid.kind != GidKind::RoceV2LinkLocal);
     let has_other = others.filter_map(self::is_v6).any(|other| other != is_v6);
     let rulesets = rulesets(view);
-    let cards = netdev.as_ref().map(|netdev| view.cards(netdev)).unwrap_or_default();
+    // A bond has hooks of its own, beside those of its cards.
+    let cards = netdev.iter().flat_map(|netdev| view.cards(netdev).into_iter().chain([netdev.clone()]));
+    let cards: Vec<_> = cards.collect();
     let judge = |is_v6| {
         let packet = Packet { is_v6, netdev: netdev.clone(), cards: cards.clone() };
         let found = rulesets.iter().filter_map(|ruleset| ruleset.judge(&packet));
@@ -90,7 +92,7 @@ fn rulesets(view: &View<'_>) -> Vec<Ruleset> {
         let tables = view.machine.try_read(programs.legacy_tables);
         // An ordinary user may not read it.
         let has_legacy = !matches!(tables.as_deref(), Ok("") | Err(&libc::ENOENT));
-        rulesets.extend(of_iptables(view, &programs, nft.as_ref().err().copied(), has_legacy));
+        rulesets.extend(of_iptables(view, &programs, &nft, has_legacy));
     }
     // Other programs than nft write rules of it, too, once its module is loaded.
     let has_nft = !view.machine.names("/sys/module/nf_tables").is_empty();
@@ -101,14 +103,15 @@ fn rulesets(view: &View<'_>) -> Vec<Ruleset> {
     rulesets
 }
 
-/// Returns the rules that iptables has for one version of IP, beside those that nft has listed. `without_nft`: why it has listed none.
+/// Returns the rules that iptables has for one version of IP, beside those that nft has listed. nft has no words for some of iptables'
+/// conditions, which it calls `xt match`.
 fn of_iptables(
     view: &View<'_>,
     programs: &Programs,
-    without_nft: Option<NoOutput>,
+    nft: &Result<String, NoOutput>,
     has_legacy: bool,
 ) -> Vec<Ruleset> {
-    let is_nft_known = without_nft.is_none();
+    let is_nft_known = matches!(nft, Ok(text) if !text.contains("xt match ") && !text.contains("xt target "));
     if is_nft_known && !has_legacy {
         return Vec::new();
     }
@@ -116,7 +119,7 @@ fn of_iptables(
     // Otherwise nft is what is missing.
     if let Err(why) = saved
         && why != NoOutput::NotInstalled
-        && without_nft == Some(NoOutput::NotInstalled)
+        && *nft == Err(NoOutput::NotInstalled)
     {
         view.miss(&[programs.save], why);
     }

@@ -12,7 +12,7 @@ pub(super) struct Packet {
     pub(super) is_v6: bool,
     /// The network interface that it comes in by, or leaves by.
     pub(super) netdev: Option<String>,
-    /// The network cards below that interface.
+    /// The network cards below that interface, and itself.
     pub(super) cards: Vec<String>,
 }
 

@@ -152,6 +152,31 @@ fn rules_of_legacy_iptables_count_beside_those_of_nft() {
 }
 
 #[test]
+fn conditions_that_nft_has_no_words_for_are_those_of_iptables() {
+    let nft = "== $ nft -s list ruleset\ntable ip filter {\n\tchain INPUT {\n\t\ttype filter hook input priority filter; policy accept;\n\
+               \t\tmeta l4proto udp xt match multiport counter drop\n\t}\n}\n";
+    assert_eq!(of_firewall(nft, ""), []);
+    let rule = "-A INPUT -p udp -m multiport --dports 22,4791 -j DROP";
+    let saved = format!(
+        "{nft}== $ iptables-save\n# by iptables-save v1.8.9 (nf_tables)\n*filter\n:INPUT ACCEPT [0:0]\n{rule}\nCOMMIT\n"
+    );
+    let found = of_firewall(&saved, "").remove(0);
+    assert_eq!((found.0, found.1), (Fault, format!("a rule of iptables drops RoCE: `{rule}` (chain INPUT)")));
+}
+
+#[test]
+fn hooks_of_a_bond_count_beside_those_of_its_cards() {
+    let bond = "== /sys/class/net/eth0/lower_eth1/mtu\n9000\n== /sys/class/net/eth1/mtu\n9000\n";
+    let of = |device: &str| {
+        let rules = firewall!("nft-ingress").replace("device \"eth0\"", &format!("device \"{device}\""));
+        of_firewall(&format!("{bond}{}", &rules[rules.find("==").unwrap()..]), "")[0].1.clone()
+    };
+    assert!(
+        of("eth0").ends_with("(chain netdev early in)") && of("eth1").ends_with("(chain netdev early in)")
+    );
+}
+
+#[test]
 fn rules_of_ipv6_count_for_its_addresses() {
     let rules = firewall!("ip6tables-nft");
     assert_eq!(of_firewall(rules, ""), []);

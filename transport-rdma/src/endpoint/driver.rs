@@ -242,9 +242,9 @@ impl Driver {
         for link in self.teardown.take_drained() {
             self.shard.links().remove(&link.number());
             link.release();
-            let destroyed = Arc::clone(&self.shard.destroyed);
+            let room = Arc::clone(&self.shard.room);
             // Behind the destruction of the queue pair.
-            self.shard.device.control.spawn(move || destroyed.notify_waiters());
+            self.shard.device.control.spawn(move || room.is_free_of(&link));
         }
     }
 

@@ -24,12 +24,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use tokio::runtime::Handle;
-use tokio::sync::Notify;
 
 use self::busy_poll::BusyPolling;
 use self::driver::Driver;
 use self::intake::Intake;
 use self::meter::Meter;
+use self::room::Room;
 use crate::config::{Completion, RdmaConfig};
 use crate::device::{
     Completion as Completed, CreateQpError, LocalPath, QpSize, QueuePair, QueueSize, Queues, Unavailable,
@@ -65,8 +65,8 @@ pub(crate) struct Shard {
     runtime: Handle,
     /// By the number of the queue pair, from its creation to its destruction.
     links: Mutex<BTreeMap<u32, Arc<LinkCore>>>,
-    /// Told when a link's queue pair has been destroyed.
-    destroyed: Arc<Notify>,
+    /// Links that make room for others, and those that wait for it.
+    room: Arc<Room>,
     /// Only the driver waits for it.
     intake: Mutex<Intake>,
     /// Completions of sends, READs and their like that were polled, and not handled yet. Only the driver waits for it.
@@ -104,7 +104,7 @@ impl Endpoint {
             config: config.clone(),
             runtime: runtime.clone(),
             links: Mutex::default(),
-            destroyed: Arc::default(),
+            room: Arc::default(),
             intake: Mutex::new(Intake::new()),
             done: Mutex::default(),
             polling: BusyPolling::default(),

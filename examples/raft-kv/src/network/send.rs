@@ -6,7 +6,7 @@ use std::time::Duration;
 use farcall::{Code, Status, Streaming, TrafficClass, stream};
 use openraft::error::{NetworkError, StreamingError, Unreachable};
 use openraft::raft::SnapshotResponse;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::{Fatal, Progress, RaftPeerClient};
 use crate::store::snapshot::SnapshotFile;
@@ -58,22 +58,35 @@ async fn attempt(
     *arrived = offset;
     let call = client.install(vote, meta.clone(), file.len(), offset, blocks(file.clone(), offset));
     // The transfer may take longer than any timeout in the configuration. Its progress is watched below.
-    let mut progress = within(call.class(TrafficClass::Bulk).timeout(Duration::MAX)).await?;
+    let begun = timeout(PATIENCE, call.class(TrafficClass::Bulk).timeout(Duration::MAX)).await;
+    follow(begun.map_err(|_| no_progress(PATIENCE))??, arrived, PATIENCE).await
+}
+
+/// Follows a transfer to its end. It may stand still for `patience`; a receiver that only says again what has arrived makes no progress.
+async fn follow(
+    mut progress: Streaming<Progress>,
+    arrived: &mut u64,
+    patience: Duration,
+) -> Result<Vote, Status> {
+    let mut until = Instant::now() + patience;
     loop {
-        match within(progress.message()).await? {
+        let said = timeout_at(until, progress.message()).await.map_err(|_| no_progress(patience))??;
+        match said {
+            Some(Progress::Arrived(bytes)) if bytes <= *arrived => continue,
             Some(Progress::Arrived(bytes)) => *arrived = bytes,
+            // It takes as long as the snapshot is large, and the receiver says that it goes on.
             Some(Progress::Installing) => {}
             Some(Progress::Done(vote)) => return Ok(vote),
             None => {
                 return Err(Status::internal("the receiver did not say whether the snapshot is installed"));
             }
         }
+        until = Instant::now() + patience;
     }
 }
 
-async fn within<T>(work: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
-    let late = |_| Status::deadline_exceeded(format!("no progress for {PATIENCE:?}"));
-    timeout(PATIENCE, work).await.map_err(late)?
+fn no_progress(patience: Duration) -> Status {
+    Status::deadline_exceeded(format!("no progress for {patience:?}"))
 }
 
 /// Reads the blocks of a snapshot, each when there is room for it.
@@ -182,6 +195,18 @@ mod tests {
         let mut entry = Entry::from_app_data(Batch(commands.collect()));
         entry.log_id = LogId::new(CommittedLeaderId::new(1, 1), index);
         entry
+    }
+
+    #[tokio::test]
+    async fn a_receiver_that_writes_nothing_any_more_is_given_up() {
+        let again = Streaming::new(stream::generate(async |items| {
+            loop {
+                items.send(Progress::Arrived(5)).await;
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        }));
+        let given_up = follow(again, &mut 5, Duration::from_millis(50)).await.expect_err("it does not grow");
+        assert_eq!(given_up.code(), Code::DeadlineExceeded, "{given_up}");
     }
 
     #[tokio::test]

@@ -178,7 +178,11 @@ impl Admission {
         let began = Instant::now();
         let was_alone = {
             let mut state = self.state.lock();
-            state.allow((service, method), deadline, began)?;
+            if let Err(status) = state.allow((service, method), deadline, began) {
+                drop(state);
+                count_refusal(Refusal::Deadline);
+                return Err(status);
+            }
             if let Err(why) = state.may_begin(part, share.calls()) {
                 state.limit.refused();
                 state.refused += 1;
@@ -235,7 +239,6 @@ impl State {
         let allowed = self.times[service][method].allow(deadline, now);
         if allowed.is_err() {
             self.too_late += 1;
-            count_refusal(Refusal::Deadline);
         }
         allowed
     }
@@ -276,8 +279,13 @@ impl Admitted {
     /// Notes that the call has waited for its handler. Refuses it if it can't be done before its deadline any more.
     pub(crate) fn after_waiting(&mut self, deadline: Option<Instant>) -> Result<(), Status> {
         self.has_waited = true;
-        let mut state = self.admission.state.lock();
-        state.allow((self.service, self.method), deadline, Instant::now())
+        let method = (self.service, self.method);
+        let allowed = self.admission.state.lock().allow(method, deadline, Instant::now());
+        if allowed.is_err() {
+            // Without the lock: the program's own recorder is called.
+            count_refusal(Refusal::Deadline);
+        }
+        allowed
     }
 
     /// Returns a handler during which the call counts as in progress.

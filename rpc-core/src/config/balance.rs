@@ -7,8 +7,11 @@ use serde::{Deserialize, Serialize};
 /// How a channel shares its calls among several servers that are equivalent.
 ///
 /// With any policy but [`First`](BalancePolicy::First) the channel keeps connections to all of them, and no call goes to a server that
-/// is not connected. With `First`, only the settings of names count; a warning in the log names others that are set. A server that sends nothing between a call and its deadline gets no calls until it answers a PING, as long as
-/// another is ready.
+/// is not connected. A server that sends nothing between a call and its deadline gets no calls until it answers a PING, as long as
+/// another is ready. A server whose calls in progress hold a quarter of [`request_memory`](super::Limits::request_memory) gets no more of
+/// them while another is ready that holds less.
+///
+/// With `First`, only the settings of names count. A warning in the log names others that are set.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
@@ -25,10 +28,10 @@ pub struct Balance {
     /// are used alike.
     pub locality: String,
     /// After how many calls in a row that failed UNAVAILABLE, DEADLINE_EXCEEDED, INTERNAL, UNKNOWN or DATA_LOSS a server gets no calls for a
-    /// while, although it is connected. Default 5; 0: never.
+    /// while, although it is connected. Default 5; 0: however many.
     pub eject_after: u32,
-    /// Which part of its calls, in percent, must fail like that for the server to get none for a while: of at least 20 calls within ten
-    /// seconds. Default 50; 0: none.
+    /// The part of its calls, in percent, that must fail like that for the server to get none for a while: of at least 20 calls within ten
+    /// seconds. Default 50; 0: whatever part.
     pub eject_percent: u32,
     /// For how long that is the first time, in milliseconds. It is twice as long each further time, up to five minutes. Default 10,000.
     pub eject_ms: u64,
@@ -71,8 +74,8 @@ pub enum BalancePolicy {
     RoundRobin,
     /// Of two at random the one with less to do: calls in progress, times how long the latest ones took, by weight.
     LeastLoaded,
-    /// By the [key](crate::client::Call::key) of the call: calls with one key go to one server for as long as it is connected (consistent
-    /// hashing). Calls without a key go one after the other.
+    /// By the [key](crate::client::Call::key) of the call: calls with one key go to one server for as long as it is connected and takes more
+    /// calls (consistent hashing). Calls without a key go one after the other.
     ByKey,
 }
 

@@ -473,6 +473,8 @@ async fn a_server_that_fails_half_of_its_calls_gets_none_for_a_while() {
         calls_of_the_first(19).await;
         t.ready(3).await;
         call(&t.channel, &info("test"), ECHO, "x").await.unwrap();
+        t.share(2).await;
+        call(&t.channel, &info("test"), PANIC, "x").await.unwrap_err();
         t.ready(if is_ejected { 2 } else { 3 }).await;
         if is_ejected {
             assert_eq!(t.share(30).await, [0, 15, 15]);

@@ -19,6 +19,9 @@ const COUNTED: Duration = Duration::from_secs(10);
 /// The calls that must be counted before their failures eject the server. Fewer say little.
 const LEAST: u32 = 20;
 
+/// The calls that are counted at most. A part of these that is large enough would have been noticed.
+const MOST: u32 = 1000;
+
 /// Whether a server is ejected: it has failed so many calls in a row, or so large a part of them, that it gets none for a while.
 #[derive(Debug, Default)]
 pub(super) struct Ejection {
@@ -28,8 +31,10 @@ pub(super) struct Ejection {
     percent: AtomicU32,
     /// The failures in a row.
     failures: AtomicU32,
-    /// Whether there is [`State::recent`].
+    /// Whether calls are counted, because one has failed lately.
     is_counting: AtomicBool,
+    /// The calls that were counted.
+    calls: AtomicU32,
     state: Mutex<State>,
 }
 
@@ -40,15 +45,9 @@ struct State {
     count: u32,
     /// The time of its last readmission.
     readmitted: Option<Instant>,
-    /// The calls since a failure.
-    recent: Option<Recent>,
-}
-
-/// Calls that have ended since a failure, this included.
-#[derive(Debug)]
-struct Recent {
-    since: Instant,
-    calls: u32,
+    /// The time since when calls are counted.
+    counted: Option<Instant>,
+    /// How many of them have failed.
     failed: u32,
 }
 
@@ -67,34 +66,42 @@ impl Ejection {
             return false;
         }
         if !failure.is_some_and(is_its_fault) {
-            // Not written by each call, because many threads may end calls of one server.
+            // Written only after a failure, because many threads may end calls of one server.
             if self.failures.load(Ordering::Relaxed) > 0 {
                 self.failures.store(0, Ordering::Relaxed);
             }
-            return self.is_counting.load(Ordering::Relaxed) && self.count(false);
+            if self.is_counting.load(Ordering::Relaxed) && self.calls.fetch_add(1, Ordering::Relaxed) >= MOST
+            {
+                self.is_counting.store(false, Ordering::Relaxed);
+            }
+            return false;
         }
         let failures = self.failures.fetch_add(1, Ordering::Relaxed).saturating_add(1);
         let after = self.after.load(Ordering::Relaxed);
-        self.count(true) || after > 0 && failures >= after
+        self.fails_a_large_part() || after > 0 && failures >= after
     }
 
-    /// Counts a call. Returns whether too large a part of the calls that were counted has failed.
-    fn count(&self, has_failed: bool) -> bool {
-        let mut state = self.state();
-        let (now, failed) = (Instant::now(), u32::from(has_failed));
-        match &mut state.recent {
-            Some(recent) if now - recent.since < COUNTED => {
-                recent.calls = recent.calls.saturating_add(1);
-                recent.failed = recent.failed.saturating_add(failed);
-            }
-            // Counting begins with a failure, so that a server that fails none is counted nothing.
-            recent => *recent = has_failed.then_some(Recent { since: now, calls: 1, failed }),
-        }
-        self.is_counting.store(state.recent.is_some(), Ordering::Relaxed);
+    /// Counts a failure. Returns whether too large a part of the calls that were counted has failed.
+    fn fails_a_large_part(&self) -> bool {
         let percent = u64::from(self.percent.load(Ordering::Relaxed));
-        state.recent.as_ref().is_some_and(|Recent { calls, failed, .. }| {
-            percent > 0 && *calls >= LEAST && u64::from(*failed) * 100 >= u64::from(*calls) * percent
-        })
+        if percent == 0 {
+            return false;
+        }
+        let (mut state, now) = (self.state(), Instant::now());
+        let is_counting = self.is_counting.load(Ordering::Relaxed);
+        if !is_counting || state.counted.is_none_or(|counted| now - counted >= COUNTED) {
+            (state.counted, state.failed) = (Some(now), 0);
+            self.calls.store(0, Ordering::Relaxed);
+            self.is_counting.store(true, Ordering::Relaxed);
+        }
+        state.failed += 1;
+        let calls = self.calls.fetch_add(1, Ordering::Relaxed) + 1;
+        let is_large = calls >= LEAST && u64::from(state.failed) * 100 >= u64::from(calls) * percent;
+        if is_large {
+            // Whether or not the server can be ejected now, as many calls count before that is asked again.
+            self.is_counting.store(false, Ordering::Relaxed);
+        }
+        is_large
     }
 
     pub(super) fn is_ejected(&self) -> bool {
@@ -117,14 +124,13 @@ impl Ejection {
         Some(pause)
     }
 
-    /// Lets the server have calls again. The first that fails ejects it.
+    /// Lets the server have calls again. The first that fails ejects it, if failures in a row do.
     pub(super) fn readmit(&self) {
         let after = self.after.load(Ordering::Relaxed);
         self.failures.store(after.saturating_sub(1), Ordering::Relaxed);
         let mut state = self.state();
         (state.is_ejected, state.readmitted) = (false, Some(Instant::now()));
         // Earlier calls say nothing of the server as it is now.
-        state.recent = None;
         self.is_counting.store(false, Ordering::Relaxed);
     }
 

@@ -282,10 +282,10 @@ impl Balancer {
         let picker = self.picker.read().unwrap_or_else(PoisonError::into_inner);
         let has_failed = |member: &Member| failed.iter().any(|failed| std::ptr::eq(&**failed, member));
         let takes = |member: &Member| if has_failed(member) { None } else { member.takes(class) };
-        let takes_more = |member: &Member| if member.is_full(class) { None } else { takes(member) };
-        let (now, avoid_at) = (picker.now(), avoid.as_ref().map(Picked::member));
-        let picked_now = picker.pick(key, now, avoid_at, takes_more);
-        let (member, connection) = picked_now.or_else(|| picker.pick(key, now, avoid_at, takes))?;
+        let is_full = |member: &Member| member.is_full(class);
+        let now = picker.now();
+        let (member, connection) =
+            picker.pick(key, now, avoid.as_ref().map(Picked::member), is_full, takes)?;
         *picked = Some(Picked::new(Arc::clone(member), now, class));
         connection
     }

@@ -72,14 +72,15 @@ impl Picker {
         matches!(self.order, Order::LeastLoaded).then(Instant::now)
     }
 
-    /// Returns the member that a call should go to, and what it `takes` the call by. `avoid`: the member where the call has failed, which is
-    /// better than none. `now`: as [`now`](Self::now) says.
+    /// Returns the member that a call should go to, and what it `takes` the call by. One that `is_full` is better than none, and so is
+    /// `avoid`, the member where the call has failed, if there is no other. `now`: as [`now`](Self::now) says.
     #[inline]
     pub(super) fn pick<T>(
         &self,
         key: Option<u64>,
         now: Option<Instant>,
         avoid: Option<&Arc<Member>>,
+        is_full: impl Fn(&Member) -> bool,
         takes: impl Fn(&Member) -> Option<T>,
     ) -> Option<(&Arc<Member>, T)> {
         let len = self.ready.len();
@@ -96,16 +97,22 @@ impl Picker {
         };
         let member = &self.ready[first];
         if avoid.is_none()
+            && !is_full(member)
             && let Some(taken) = takes(member)
         {
             return Some((member, taken));
         }
+        let rank = |member: &Arc<Member>| match avoid {
+            Some(avoid) if Arc::ptr_eq(avoid, member) => Rank::Avoided,
+            _ if is_full(member) => Rank::Full,
+            _ => Rank::Good,
+        };
         match (&self.order, key) {
             (Order::ByKey(ring, places), Some(key)) => {
                 let around = ring.from(key).filter_map(|index| self.ready.get(places[index] as usize));
-                best(around, avoid, takes)
+                best(around, rank, takes)
             }
-            _ => best((0..len).map(|step| &self.ready[(first + step) % len]), avoid, takes),
+            _ => best((0..len).map(|step| &self.ready[(first + step) % len]), rank, takes),
         }
     }
 
@@ -162,21 +169,35 @@ fn places(ready: &[Arc<Member>], all: &[Arc<Member>]) -> Vec<u32> {
     all.iter().map(place).collect()
 }
 
-/// Returns the first member that takes the call and is not to be avoided, or the one that is.
+/// How good a member is for a call.
+enum Rank {
+    Good,
+    /// Its calls hold its share of the room for arguments.
+    Full,
+    /// The call has failed there.
+    Avoided,
+}
+
+/// Returns the first of the best members that take the call.
 fn best<'a, T>(
     members: impl Iterator<Item = &'a Arc<Member>>,
-    avoid: Option<&Arc<Member>>,
+    rank: impl Fn(&Arc<Member>) -> Rank,
     takes: impl Fn(&Member) -> Option<T>,
 ) -> Option<(&'a Arc<Member>, T)> {
-    let mut last = None;
+    let (mut full, mut avoided) = (None, None);
     for member in members {
-        if avoid.is_some_and(|avoid| Arc::ptr_eq(avoid, member)) {
-            last = Some(member);
-        } else if let Some(taken) = takes(member) {
-            return Some((member, taken));
+        let taken = |member: &'a Arc<Member>| Some((member, takes(member)?));
+        match rank(member) {
+            Rank::Good => {
+                if let Some(good) = taken(member) {
+                    return Some(good);
+                }
+            }
+            Rank::Full => full = full.or_else(|| taken(member)),
+            Rank::Avoided => avoided = avoided.or_else(|| taken(member)),
         }
     }
-    last.and_then(|member| Some((member, takes(member)?)))
+    full.or(avoided)
 }
 
 /// Returns weights from 1 to [`HEAVIEST`], in proportion.

@@ -41,6 +41,10 @@ fn picker(policy: BalancePolicy, members: Vec<Arc<Member>>) -> Picker {
     Picker::new(policy, members.clone(), &members, None)
 }
 
+fn has_room(_: &Member) -> bool {
+    false
+}
+
 /// Returns how many of the calls each member gets.
 fn shares(picker: &Picker, calls: u32, takes: impl Fn(&Member) -> bool + Copy) -> Vec<u32> {
     let mut shares = HashMap::new();
@@ -48,7 +52,7 @@ fn shares(picker: &Picker, calls: u32, takes: impl Fn(&Member) -> bool + Copy) -
         *shares
             .entry(
                 picker
-                    .pick(None, Some(Instant::now()), None, |member| takes(member).then_some(()))
+                    .pick(None, Some(Instant::now()), None, has_room, |member| takes(member).then_some(()))
                     .unwrap()
                     .0
                     .name
@@ -72,8 +76,8 @@ async fn round_robin_goes_by_weight_and_passes_over_the_dead() {
     assert!(turns.windows(3).all(|run| run.iter().any(|turn| *turn != run[0])), "{turns:?}");
     let huge = picker(BalancePolicy::RoundRobin, members(&[u32::MAX, 1]));
     assert_eq!(shares(&huge, 101, |_| true), [100, 1]);
-    assert!(even.pick(None, Some(Instant::now()), None, |_| None::<()>).is_none());
-    assert!(Picker::default().pick(None, Some(Instant::now()), None, |_| Some(())).is_none());
+    assert!(even.pick(None, Some(Instant::now()), None, has_room, |_| None::<()>).is_none());
+    assert!(Picker::default().pick(None, Some(Instant::now()), None, has_room, |_| Some(())).is_none());
 }
 
 #[tokio::test]
@@ -82,12 +86,14 @@ async fn the_server_that_failed_comes_last() {
         let members = members(&[1, 1]);
         let picker = picker(policy, members.clone());
         for key in 0..100 {
-            let picked =
-                picker.pick(Some(key), Some(Instant::now()), Some(&members[0]), |_| Some(())).unwrap().0;
+            let picked = picker
+                .pick(Some(key), Some(Instant::now()), Some(&members[0]), has_room, |_| Some(()))
+                .unwrap()
+                .0;
             assert_eq!(picked.name.as_ref(), "1", "{policy:?}");
         }
         let only = picker
-            .pick(Some(1), None, Some(&members[0]), |m| (m.name.as_ref() == "0").then_some(()))
+            .pick(Some(1), None, Some(&members[0]), has_room, |m| (m.name.as_ref() == "0").then_some(()))
             .unwrap()
             .0;
         assert_eq!(only.name.as_ref(), "0", "it is better than none");
@@ -105,7 +111,14 @@ async fn a_key_stays_where_it_is_when_others_come_and_go() {
     let mut moved = 0;
     for key in 0..10_000 {
         let name = |picker: &Picker| -> usize {
-            picker.pick(Some(key), None, None, |_| Some(())).unwrap().0.name.as_ref().parse().unwrap()
+            picker
+                .pick(Some(key), None, None, has_room, |_| Some(()))
+                .unwrap()
+                .0
+                .name
+                .as_ref()
+                .parse()
+                .unwrap()
         };
         let (before, after) = (name(&ten), name(&nine));
         counts[before] += 1;
@@ -113,7 +126,7 @@ async fn a_key_stays_where_it_is_when_others_come_and_go() {
         moved += usize::from(before != after);
         // A member that is not connected hands its keys on, and gets them back.
         let others = |member: &Member| (member.name.as_ref() != before.to_string()).then_some(());
-        let (beside, ()) = ten.pick(Some(key), None, None, others).unwrap();
+        let (beside, ()) = ten.pick(Some(key), None, None, has_room, others).unwrap();
         assert_ne!(beside.name.as_ref(), before.to_string());
     }
     assert_eq!(moved, counts[9]);
@@ -129,7 +142,7 @@ async fn a_key_stays_where_it_is_when_the_heaviest_is_lost() {
     );
     for key in 0..1000 {
         let name = |picker: &Picker| {
-            picker.pick(Some(key), None, None, |_| Some(())).unwrap().0.name.as_ref().to_owned()
+            picker.pick(Some(key), None, None, has_room, |_| Some(())).unwrap().0.name.as_ref().to_owned()
         };
         let before = name(&three);
         assert!(*before == *"2" || before == name(&two), "key {key} moved");
@@ -138,7 +151,8 @@ async fn a_key_stays_where_it_is_when_the_heaviest_is_lost() {
 
 /// Returns the member of each of many keys.
 fn owners(picker: &Picker) -> Vec<String> {
-    let owner = |key| picker.pick(Some(key), None, None, |_| Some(())).unwrap().0.name.as_ref().to_owned();
+    let owner =
+        |key| picker.pick(Some(key), None, None, has_room, |_| Some(())).unwrap().0.name.as_ref().to_owned();
     (0..20_000).map(owner).collect()
 }
 
@@ -192,7 +206,7 @@ async fn keys_and_loads_are_shared_by_weight() {
     let mut calls = Vec::new();
     for _ in 0..7000 {
         let now = Some(Instant::now());
-        let (member, ()) = least_loaded.pick(None, now, None, |_| Some(())).unwrap();
+        let (member, ()) = least_loaded.pick(None, now, None, has_room, |_| Some(())).unwrap();
         loads[kind(member.name.as_ref())] += 1;
         calls.push(Picked::new(member.clone(), now, TrafficClass::Normal));
     }
@@ -260,4 +274,31 @@ async fn calls_go_where_there_is_less_to_do() {
     }
     let share = shares(&picker, 3000, |_| true);
     assert!(share[1] > 1000, "{share:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn full_members_get_calls_in_turn_if_all_are_full_and_before_one_where_the_call_has_failed() {
+    for count in [2, 3, 4] {
+        let all = members(&vec![1; count]);
+        for policy in [BalancePolicy::RoundRobin, BalancePolicy::LeastLoaded, BalancePolicy::ByKey] {
+            let picker = picker(policy, all.clone());
+            let pick = |avoid, key, is_full: &dyn Fn(&Member) -> bool| {
+                picker.pick(Some(key), Some(Instant::now()), avoid, is_full, |_| Some(())).unwrap().0
+            };
+            let is_first = |member: &Member| std::ptr::eq(member, &*all[0]);
+            let mut at_first = 0;
+            for key in 0..100 {
+                assert!(!is_first(pick(None, key, &is_first)), "{policy:?}: others have room");
+                assert!(is_first(pick(None, key, &|member| !is_first(member))), "{policy:?}: it has room");
+                assert!(
+                    !is_first(pick(Some(&all[0]), key, &|_| true)),
+                    "{policy:?}: the call has failed there"
+                );
+                assert!(!is_first(pick(Some(&all[0]), key, &|member| !is_first(member))), "{policy:?}");
+                at_first += usize::from(is_first(pick(None, key, &|_| true)));
+            }
+            let share = 100 / count;
+            assert!((share / 3..100 - share / 3).contains(&at_first), "{policy:?} of {count}: {at_first}");
+        }
+    }
 }

@@ -244,7 +244,7 @@ impl Driver {
             link.release();
             let room = Arc::clone(&self.shard.room);
             // Behind the destruction of the queue pair.
-            self.shard.device.control.spawn(move || room.is_free_of(&link));
+            self.shard.device.control.spawn(move || room.note_destroyed(&link));
         }
     }
 
@@ -268,6 +268,7 @@ impl Driver {
             std::mem::take(&mut *links).into_values().collect()
         };
         self.teardown.clear();
+        shard.room.note_lost();
         for link in links {
             if let Some(qp) = link.qp().filter(|_| !link.is_connecting()) {
                 self.shard.device.control.spawn(move || drop(qp.to_err()));

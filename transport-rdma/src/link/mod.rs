@@ -44,7 +44,7 @@ pub(crate) struct LinkCore {
     /// For people: queue pair, device, port, GID.
     name: String,
     path: LocalPath,
-    /// Whose links are counted together.
+    /// The host at the other end, by which links are counted.
     peer_host: Origin,
     since: Instant,
     /// It has to make room for another.

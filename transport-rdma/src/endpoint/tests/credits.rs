@@ -3,6 +3,7 @@
 use farcall_core::proto::wire::{Credit, CreditOp, HEADER_LEN};
 
 use super::hostile::Hostile;
+use super::room::seen_from;
 use super::*;
 
 /// A machine with memory for 182 receives, 8 for each peer.
@@ -179,6 +180,20 @@ async fn peer_that_does_not_answer_when_asked_for_credits_loses_its_link() {
     tokio::time::timeout(LIMIT, newcomer).await.expect("the newcomer must have its place");
     let end = end.end().await;
     assert!(end.failed && end.detail.contains("does not answer when asked for credits"), "{end}");
+}
+
+#[tokio::test]
+async fn a_host_that_does_not_answer_when_asked_for_credits_keeps_no_other_from_its_place() {
+    let fabric = Fabric::new(1);
+    let (near, far) = (node(&fabric, 1, RdmaConfig::default()), small(&fabric, 2));
+    let greedy = seen_from(&far, 66);
+    let (_hostile, _end) = keeper(&fabric, &greedy).await;
+    let (_links, why) = near.links_that_fit(&greedy).await;
+    assert_eq!(why.reason, Reason::NoCredit);
+    // Long before the silent link is ended.
+    let [a, mut b] = near.link(&seen_from(&far, 1)).await;
+    a.send(10, 1000);
+    b.receive(10).await;
 }
 
 #[tokio::test]

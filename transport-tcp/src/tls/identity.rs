@@ -30,15 +30,15 @@ pub(super) fn not_after(certificate: &CertificateDer<'_>) -> Option<Duration> {
 /// The most characters of a name that messages have.
 const SHOWN: usize = 100;
 
-/// Returns the names of a certificate and of its issuer, for people. Anyone may have made it.
+/// Returns the names of a certificate and of its issuer, for people. Anyone may have made it, so the names are quoted.
 pub(super) fn named(certificate: &CertificateDer<'_>) -> String {
     let Ok(certificate) = Certificate::from_der(certificate) else { return "which can't be read".into() };
     let content = certificate.tbs_certificate();
     let [subject, issuer] = [content.subject(), content.issuer()].map(|name| {
-        let shown: String = name.to_string().chars().take(SHOWN).flat_map(char::escape_debug).collect();
-        if shown.is_empty() { "without a name".into() } else { shown }
+        let shown: String = name.to_string().escape_debug().take(SHOWN).collect();
+        if shown.is_empty() { "without a name".to_owned() } else { format!("\"{shown}\"") }
     });
-    format!("{subject}, issued by {issuer}")
+    format!("{subject}, signed in the name of {issuer}")
 }
 
 fn add_names(certificate: &Certificate, identity: &mut Identity) {
@@ -80,9 +80,9 @@ mod tests {
 
     #[test]
     fn names_that_strangers_choose_are_short_and_move_no_cursor() {
-        assert_eq!(named(&signed(Some("db1"))), "CN=db1, issued by CN=db1");
-        assert_eq!(named(&signed(None)), "without a name, issued by without a name");
-        let hostile = named(&signed(Some(&format!("\u{1b}[2J\r\n{}", "x".repeat(5000)))));
+        assert_eq!(named(&signed(Some("db1"))), "\"CN=db1\", signed in the name of \"CN=db1\"");
+        assert_eq!(named(&signed(None)), "without a name, signed in the name of without a name");
+        let hostile = named(&signed(Some(&format!("\u{1b}[2J\r\n{}", "\u{7f}".repeat(5000)))));
         assert!(hostile.len() < 300 && hostile.chars().all(|c| !c.is_control()), "{hostile:?}");
         assert_eq!(named(&CertificateDer::from(vec![1, 2, 3])), "which can't be read");
     }

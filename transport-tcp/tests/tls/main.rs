@@ -131,8 +131,8 @@ const OURS: &str = "this side refused the peer's certificate";
 const THEIRS: &str = "the peer refused this side";
 
 /// The names of both certificates, as messages have them.
-const A: &str = " (CN=a, issued by CN=ca): ";
-const B: &str = " (CN=b, issued by CN=ca): ";
+const A: &str = " (\"CN=a\", signed in the name of \"CN=ca\"): ";
+const B: &str = " (\"CN=b\", signed in the name of \"CN=ca\"): ";
 
 /// The client's certificate, the server's, and words of what each of them says.
 type Refusal = (Option<Change>, Change, &'static [&'static str], &'static [&'static str]);

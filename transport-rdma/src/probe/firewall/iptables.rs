@@ -74,7 +74,7 @@ fn rule(text: &str, options: &str, table: &str) -> Rule {
         }
         is_negated = false;
     }
-    Rule { text: text.to_owned(), conditions, verdict }
+    Rule { text: text.into(), conditions, verdict }
 }
 
 fn verdict(option: &str, target: &str, table: &str) -> Verdict {

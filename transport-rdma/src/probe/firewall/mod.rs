@@ -57,6 +57,8 @@ fn is_v6(gid: &GidEntry) -> Option<bool> {
 
 /// The programs for one version of IP.
 struct Programs {
+    /// As nft names it.
+    family: &'static str,
     save: &'static str,
     change: &'static str,
     legacy_save: &'static str,
@@ -67,6 +69,7 @@ struct Programs {
 
 const PROGRAMS: [Programs; 2] = [
     Programs {
+        family: "ip",
         save: "iptables-save",
         change: "iptables",
         legacy_save: "iptables-legacy-save",
@@ -74,6 +77,7 @@ const PROGRAMS: [Programs; 2] = [
         legacy_tables: "/proc/net/ip_tables_names",
     },
     Programs {
+        family: "ip6",
         save: "ip6tables-save",
         change: "ip6tables",
         legacy_save: "ip6tables-legacy-save",
@@ -92,7 +96,12 @@ fn rulesets(view: &View<'_>) -> Vec<Ruleset> {
         let tables = view.machine.try_read(programs.legacy_tables);
         // An ordinary user may not read it.
         let has_legacy = !matches!(tables.as_deref(), Ok("") | Err(&libc::ENOENT));
-        rulesets.extend(of_iptables(view, &programs, &nft, has_legacy));
+        let of_iptables = of_iptables(view, &programs, &nft, has_legacy);
+        if of_iptables.iter().any(|all| all.program == programs.change && !all.chains.is_empty()) {
+            // They say more than nft's words for the rules that it has no words for.
+            rulesets.iter_mut().for_each(|listed| listed.leave_out_foreign(programs.family));
+        }
+        rulesets.extend(of_iptables);
     }
     // Other programs than nft write rules of it, too, once its module is loaded.
     let has_nft = !view.machine.names("/sys/module/nf_tables").is_empty();

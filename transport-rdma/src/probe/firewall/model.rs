@@ -1,7 +1,8 @@
 //! Rules of a firewall, whatever program lists them, and their judgement about a packet of RoCE.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 
 /// The UDP port of RoCE v2, as IANA has assigned it.
 pub(in crate::probe) const ROCE_PORT: u16 = 4791;
@@ -120,8 +121,8 @@ pub(super) enum Verdict {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Rule {
-    /// The rule as its program prints it.
-    pub(super) text: String,
+    /// The rule as its program prints it. Several rules may be of one line.
+    pub(super) text: Arc<str>,
     pub(super) conditions: Vec<Condition>,
     pub(super) verdict: Verdict,
 }
@@ -177,16 +178,29 @@ pub(super) struct Dropping<'a> {
 }
 
 impl Ruleset {
+    /// Leaves the tables of a family out that have rules which nft has no words for. iptables has made those.
+    pub(super) fn leave_out_foreign(&mut self, family: &str) {
+        let table = |name: &str| name.rsplit_once(' ').map(|(table, _)| table.to_owned());
+        let is_foreign = |rule: &Rule| rule.text.contains("xt match ") || rule.text.contains("xt target ");
+        let foreign = self.chains.iter().filter(|(_, chain)| chain.rules.iter().any(is_foreign));
+        let foreign: BTreeSet<_> = foreign.filter_map(|(name, _)| table(name)).collect();
+        let of_family = |table: &String| table.split(' ').next() == Some(family);
+        self.chains.retain(|name, _| {
+            table(name).is_none_or(|table| !of_family(&table) || !foreign.contains(&table))
+        });
+    }
+
     /// Returns the worst of what happens to a packet. `None`: it passes.
     ///
     /// To accept a packet ends one chain only, to drop it ends all. So each chain that the kernel calls is judged alone.
     pub(super) fn judge<'a>(&'a self, packet: &'a Packet) -> Option<Dropping<'a>> {
+        let mut steps = MOST;
         let bases = self.chains.values().filter_map(|chain| Some((chain, chain.base.as_ref()?)));
         let seeing = bases.filter(|(_, base)| base.sees(packet));
         let found = seeing.filter_map(|(chain, base)| {
-            let mut walk =
-                Walk { ruleset: self, packet, base, steps: MOST, accepts_some: false, found: None };
+            let mut walk = Walk { ruleset: self, packet, base, steps, accepts_some: false, found: None };
             let left = walk.through(chain, &Way::default(), Match::Yes);
+            steps = walk.steps;
             if base.drops_by_default && left > Match::No {
                 walk.find(Vec::new(), left == Match::Yes, false);
             }
@@ -197,9 +211,9 @@ impl Ruleset {
     }
 }
 
-/// The limit on rules examined for one chain, including those that it jumps to. Firewalls written by people have fewer, and a record may
-/// have loops, which no kernel has.
-const MOST: usize = 100_000;
+/// The limit on rules examined, and on the alternatives in them. Firewalls written by people have fewer, and a record may have loops, which
+/// no kernel has.
+const MOST: usize = 1_000_000;
 
 /// The limit on chains that jump to each other, above the 16 of the kernel.
 const DEEPEST: usize = 32;
@@ -243,10 +257,16 @@ impl<'a> Walk<'a> {
     fn through(&mut self, chain: &'a Chain, way: &Way<'a>, mut left: Match) -> Match {
         let mut returned = Match::No;
         for rule in &chain.rules {
-            if left == Match::No || self.steps == 0 {
+            if left == Match::No {
                 break;
             }
-            self.steps -= 1;
+            let alternatives = rule.conditions.iter().map(|condition| condition.alternatives.len());
+            self.steps = self.steps.saturating_sub(1 + alternatives.sum::<usize>());
+            if self.steps == 0 {
+                // Nobody knows what the rest does.
+                left = Match::Maybe;
+                break;
+            }
             let conditions = rule.conditions.iter();
             let matched = conditions.map(|condition| condition.matched(self.packet, self.base.is_inward));
             let matched = matched.min().unwrap_or(Match::Yes);

@@ -33,13 +33,16 @@ struct Table {
 }
 
 /// An object within a table: a chain, a set, a map, and others that don't matter.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Object {
     kind: String,
     name: String,
     lines: Vec<String>,
     /// The beginning of a line whose braces are not closed yet: long sets have several.
     open: String,
+    /// How many of its braces are open.
+    depth: usize,
+    is_quoted: bool,
 }
 
 impl Object {
@@ -48,26 +51,24 @@ impl Object {
         if self.open.is_empty() && line == "}" {
             return true;
         }
-        self.open = format!("{} {line}", self.open).trim().to_owned();
-        if is_closed(&self.open) {
+        if !self.open.is_empty() {
+            self.open.push(' ');
+        }
+        self.open.push_str(line);
+        for character in line.chars() {
+            match character {
+                '"' => self.is_quoted = !self.is_quoted,
+                '{' if !self.is_quoted => self.depth += 1,
+                '}' if !self.is_quoted => self.depth = self.depth.saturating_sub(1),
+                _ => {}
+            }
+        }
+        if self.depth == 0 {
             self.lines.push(std::mem::take(&mut self.open));
+            self.is_quoted = false;
         }
         false
     }
-}
-
-/// Whether each brace outside of quotes is closed.
-fn is_closed(line: &str) -> bool {
-    let (mut depth, mut is_quoted) = (0_usize, false);
-    for character in line.chars() {
-        match character {
-            '"' => is_quoted = !is_quoted,
-            '{' if !is_quoted => depth += 1,
-            '}' if !is_quoted => depth = depth.saturating_sub(1),
-            _ => {}
-        }
-    }
-    depth == 0
 }
 
 fn tables(text: &str) -> Vec<Table> {
@@ -89,7 +90,7 @@ fn tables(text: &str) -> Vec<Table> {
             Some(("table", name)) => tables.push(Table { name: name.to_owned(), ..Table::default() }),
             Some((kind, name)) => {
                 let (kind, name) = (kind.to_owned(), name.to_owned());
-                open = Some(Object { kind, name, lines: Vec::new(), open: String::new() });
+                open = Some(Object { kind, name, ..Object::default() });
             }
             // Its chains see no packets.
             None if line.starts_with("flags ") && line.contains("dormant") => is_dormant = true,

@@ -1,6 +1,7 @@
 //! A rule of nft(8), as the conditions and the verdict that it has.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::model::{Condition, Part, ROCE_PORT, Rule, Verdict};
 
@@ -12,9 +13,10 @@ pub(super) fn rules(line: &str, table: &str, sets: &Sets) -> Vec<Rule> {
     let tokens = tokens(line);
     let mut reader = Reader { tokens: &tokens, at: 0, table, sets, conditions: Vec::new() };
     let endings = reader.endings();
+    let text: Arc<str> = line.into();
     let rule = |(condition, verdict): (Option<Condition>, Verdict)| {
         let conditions = reader.conditions.iter().cloned().chain(condition).collect();
-        Rule { text: line.to_owned(), conditions, verdict }
+        Rule { text: Arc::clone(&text), conditions, verdict }
     };
     endings.into_iter().map(rule).collect()
 }
@@ -265,7 +267,13 @@ impl<'a> Reader<'a> {
             return vec![parts(fields, value)];
         }
         match self.elements(value) {
-            Some(elements) => elements.into_iter().map(|element| parts(fields, element)).collect(),
+            Some(elements) => {
+                let mut alternatives: Vec<_> =
+                    elements.into_iter().map(|element| parts(fields, element)).collect();
+                // Long lists of addresses, of which none is understood, become one.
+                alternatives.dedup();
+                alternatives
+            }
             None => vec![vec![Part::Unknown]],
         }
     }

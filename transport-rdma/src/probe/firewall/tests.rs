@@ -111,3 +111,21 @@ fn text_that_is_no_rule_does_no_harm() {
         judged(&iptables::parse(text, "iptables"), false);
     }
 }
+
+#[test]
+fn long_sets_and_endless_jumps_end_without_a_certain_judgement() {
+    let addresses: Vec<_> =
+        (0..100_000).map(|n| format!("10.{}.{}.{}", n >> 16, (n >> 8) & 255, n & 255)).collect();
+    let lines: Vec<_> = addresses.chunks(5).map(|five| five.join(", ")).collect();
+    let text = format!(
+        "table inet f {{\nset bad {{\ntype ipv4_addr\nelements = {{ {} }}\n}}\nchain in {{\n\
+         type filter hook input priority 0; policy accept;\nip saddr @bad drop\nudp dport 4791 drop\n}}\n}}",
+        lines.join(",\n")
+    );
+    assert_eq!(judged(&nft::parse(&text), false), "drops");
+    let jumps = "jump a\n".repeat(3);
+    let looped = format!(
+        "table ip f {{\nchain a {{\n{jumps}}}\nchain in {{\ntype filter hook input priority 0; policy drop;\njump a\n}}\n}}"
+    );
+    assert_eq!(judged(&nft::parse(&looped), false), "may drop");
+}

@@ -162,6 +162,12 @@ fn conditions_that_nft_has_no_words_for_are_those_of_iptables() {
     );
     let found = of_firewall(&saved, "").remove(0);
     assert_eq!((found.0, found.1), (Fault, format!("a rule of iptables drops RoCE: `{rule}` (chain INPUT)")));
+    // A rule that nft shows by halves is no reason to fear the policy behind it.
+    let accepting = saved.replace("j DROP", "j ACCEPT").replace(":INPUT ACCEPT", ":INPUT DROP");
+    let accepting =
+        accepting.replace("counter drop", "counter accept").replace("policy accept", "policy drop");
+    assert_eq!(of_firewall(&accepting, ""), []);
+    assert_eq!(of_firewall(&accepting.replace("22,4791", "22"), "")[0].0, Fault);
 }
 
 #[test]

@@ -119,6 +119,14 @@ struct Crossed {
     marked: usize,
 }
 
+/// Returns the authority of both hosts, which keeps the files, and a configuration with TLS.
+fn encrypted() -> (Authority, Config) {
+    let authority = Authority::with_key("ca", KeyPair::from_pem(CA_KEY).unwrap());
+    let mut config = config();
+    config.tls = Some(files(&authority));
+    (authority, config)
+}
+
 fn files(authority: &Authority) -> tls::TlsConfig {
     let mut files = authority.issue("echo", |params| {
         as_it_is(params);
@@ -139,11 +147,9 @@ fn config() -> Config {
 /// Host 1 serves secrets until host 2, which captures all packets, has done `client`.
 async fn overhear(
     port: u16,
-    mut config: Config,
+    config: Config,
     client: impl AsyncFnOnce(&Channel, &SecretsClient),
 ) -> Option<Crossed> {
-    let authority = Authority::with_key("ca", KeyPair::from_pem(CA_KEY).unwrap());
-    config.tls = Some(files(&authority));
     let capture = (!is_server()).then(Capture::begin);
     let server = Server::builder().add(SecretsServer::new(Keeper));
     together_serving(port, config, server, async |channel| {
@@ -155,7 +161,7 @@ async fn overhear(
 
 /// Moves secrets of several lengths. Returns the packets that host 2 has seen.
 async fn secrets_are_overheard(port: u16, plaintext: Option<rdma::Plaintext>) -> Option<Crossed> {
-    let mut config = config();
+    let (_authority, mut config) = encrypted();
     config.transport = Some(Policy::Rdma);
     config.rdma.plaintext = plaintext;
     overhear(port, config, async |channel, secrets| {
@@ -184,8 +190,18 @@ async fn a_trusted_fabric_carries_what_is_said() {
 }
 
 #[tokio::test]
-async fn sealed_links_that_fail_and_come_back_say_nothing_either() {
+async fn without_tls_tcp_carries_what_is_said() {
     let mut config = config();
+    config.transport = Some(Policy::Tcp);
+    let crossed = overhear(7414, config, async |_, secrets| tell(secrets, 200_000).await);
+    if let Some(crossed) = crossed.await {
+        assert!(crossed.marked > 100 && crossed.roce == 0, "{crossed:?}");
+    }
+}
+
+#[tokio::test]
+async fn sealed_links_that_fail_and_come_back_say_nothing_either() {
+    let (_authority, mut config) = encrypted();
     config.liveness.retry_ms = 500;
     // A probe that is lost costs no longer than this.
     config.liveness.connect_ms = 5000;

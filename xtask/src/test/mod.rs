@@ -159,12 +159,14 @@ impl Run {
 
     fn clippy(&mut self) -> Result<()> {
         let deny = ["--", "-D", "warnings"];
+        // The step `features` checks the others, and pairs of them.
+        let alone = if self.long { toolchains::FEATURES } else { &["tcp", "rdma", "tls"] };
         let mut clippy = |targets: &[&str]| self.cargo(&[&["clippy"], targets, &deny].concat());
         clippy(&["--workspace", "--all-features", "--all-targets"])?;
         // Targets that `test = false` keeps out of all targets.
         let device = ["--test", "vm_*", "--test", "pair_*", "--test", "machine"];
         clippy(&[&["--workspace", "--all-features"], &device[..]].concat())?;
-        for feature in [""].iter().chain(toolchains::FEATURES) {
+        for feature in [""].iter().chain(alone) {
             clippy(&["--package", "farcall", "--no-default-features", "--features", feature])?;
         }
         // Apart, because what else is built there is none of this workspace's.

@@ -142,7 +142,9 @@ async fn a_host_and_the_way_to_it_are_looked_at() {
     let said = text(&broken);
     assert_eq!(broken.status.code(), Some(2), "{said}");
     assert!(
-        said.contains("fault: a rule of nft drops RoCE: `udp dport 4791 drop`. Fix: take the rule out"),
+        said.contains(
+            "fault: a rule of nft drops RoCE: `udp dport 4791 drop` (chain inet t in). Fix: take the rule out"
+        ),
         "{said}"
     );
     assert!(said.contains("fault: RDMA does not reach the host"), "{said}");

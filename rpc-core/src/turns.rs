@@ -209,7 +209,9 @@ mod tests {
         };
         LocalSet::new().run_until(one).await;
         let others = of_others.get();
-        assert!((TURNS - 1..=2 * TURNS + 2).contains(&others), "{others} turns beside {TURNS}");
+        // Hosts have equal times, so the numbers differ where the thread loses its processor within turns. In turn by tasks it would be ten
+        // times as many.
+        assert!((TURNS - 1..=6 * TURNS).contains(&others), "{others} turns beside {TURNS}");
     }
 
     #[tokio::test]

@@ -47,8 +47,8 @@ trait Contestant: 'static {
 fn main() -> ExitCode {
     let words: Vec<_> = std::env::args().skip(1).collect();
     #[cfg(feature = "tls")]
-    if let ["certificates", to @ ..] = &words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        let to = to.first().ok_or_else(|| "certificates DIRECTORY".into());
+    if words.first().is_some_and(|word| word == "certificates") {
+        let to = words.get(1).ok_or_else(|| "certificates DIRECTORY".into());
         return end(to.and_then(|to| raw_tls::certificates(to)));
     }
     end(Args::parse(words.into_iter()).and_then(|args| match args.contestant.as_str() {

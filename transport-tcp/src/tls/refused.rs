@@ -31,6 +31,37 @@ fn leave_name<T>(certificate: &CertificateDer<'_>, verified: Result<T, Error>) -
     verified.inspect_err(|_| REFUSED.set(Some(named(certificate))))
 }
 
+/// The methods of a verifier that those of servers and of clients have alike.
+macro_rules! verify_as_before {
+    () => {
+        fn verify_tls12_signature(
+            &self,
+            message: &[u8],
+            own: &CertificateDer<'_>,
+            signed: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            leave_name(own, self.0.verify_tls12_signature(message, own, signed))
+        }
+
+        fn verify_tls13_signature(
+            &self,
+            message: &[u8],
+            own: &CertificateDer<'_>,
+            signed: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            leave_name(own, self.0.verify_tls13_signature(message, own, signed))
+        }
+
+        fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+            self.0.supported_verify_schemes()
+        }
+
+        fn requires_raw_public_keys(&self) -> bool {
+            self.0.requires_raw_public_keys()
+        }
+    };
+}
+
 impl<V: ServerCertVerifier + ?Sized> ServerCertVerifier for Naming<V> {
     fn verify_server_cert(
         &self,
@@ -43,31 +74,7 @@ impl<V: ServerCertVerifier + ?Sized> ServerCertVerifier for Naming<V> {
         leave_name(own, self.0.verify_server_cert(own, intermediates, server_name, ocsp_response, now))
     }
 
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        own: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        leave_name(own, self.0.verify_tls12_signature(message, own, signed))
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        own: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        leave_name(own, self.0.verify_tls13_signature(message, own, signed))
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.supported_verify_schemes()
-    }
-
-    fn requires_raw_public_keys(&self) -> bool {
-        self.0.requires_raw_public_keys()
-    }
+    verify_as_before!();
 
     fn root_hint_subjects(&self) -> Option<&[DistinguishedName]> {
         self.0.root_hint_subjects()
@@ -96,29 +103,5 @@ impl<V: ClientCertVerifier + ?Sized> ClientCertVerifier for Naming<V> {
         leave_name(own, self.0.verify_client_cert(own, intermediates, now))
     }
 
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        own: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        leave_name(own, self.0.verify_tls12_signature(message, own, signed))
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        own: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        leave_name(own, self.0.verify_tls13_signature(message, own, signed))
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.supported_verify_schemes()
-    }
-
-    fn requires_raw_public_keys(&self) -> bool {
-        self.0.requires_raw_public_keys()
-    }
+    verify_as_before!();
 }

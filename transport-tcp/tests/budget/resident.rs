@@ -185,7 +185,7 @@ fn server(command: &[&str], memory: usize, encryption: &str) -> (Process, Target
 }
 
 /// Has the allocator give memory back, as TUNING says for servers that strangers reach. With its defaults glibc keeps a sixth more than
-/// is used when thousands of connections come and go.
+/// is used when thousands of connections come and go, and it looks for free pieces for up to half a second.
 ///
 /// Opens the highest descriptor, so that the kernel makes the table of descriptors once. Before it lets a table grow that threads share, it
 /// waits until whatever reads by RCU has ended (`expand_files`). The attackers run only where a processor is idle, so that took a second
@@ -193,7 +193,7 @@ fn server(command: &[&str], memory: usize, encryption: &str) -> (Process, Target
 const FOR_STRANGERS: &[&str] = &[
     "bash",
     "-c",
-    "eval \"exec $(($(ulimit -n) - 1))</dev/null\" && MALLOC_MMAP_THRESHOLD_=131072 exec \"$0\" \"$@\"",
+    "eval \"exec $(($(ulimit -n) - 1))</dev/null\" && MALLOC_MMAP_THRESHOLD_=65536 exec \"$0\" \"$@\"",
 ];
 
 /// Beside the attacked server runs another one, with an honest client of its own, which nobody attacks. Its times show how much of

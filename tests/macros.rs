@@ -568,19 +568,3 @@ async fn names_do_not_get_in_each_others_way() {
     assert_eq!(client.into_future().await.unwrap(), 5);
     assert_eq!(client.r#move().await.unwrap(), 6);
 }
-
-/// Every misuse has a message at the tokens to change.
-#[test]
-fn misuse() {
-    let cases = trybuild::TestCases::new();
-    cases.compile_fail("tests/ui/*.rs");
-
-    // Here it is the compiler that complains, of what the types lack, in words that change from version to version.
-    let rustc = std::process::Command::new("rustc").arg("--version").output().unwrap();
-    let version = String::from_utf8(rustc.stdout).unwrap();
-    if version.starts_with("rustc 1.95.") {
-        cases.compile_fail("tests/ui/types/*.rs");
-    } else {
-        println!("tests/ui/types holds the words of rustc 1.95; this is {version}");
-    }
-}

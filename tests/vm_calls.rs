@@ -92,7 +92,7 @@ fn long() -> bool {
 async fn mixed_calls_of_many_tasks_get_their_own_answers() {
     const TASKS: usize = 64;
     const CONNECTIONS: usize = 8;
-    let calls = if long() { 1_000_000 } else { 6_000 };
+    let calls = if long() { 1_000_000 } else { 3_000 };
     let bad = ["send_rnr_err", "rcvd_rnr_err", "retry_exceeded_err"].map(|name| (name, counter(name)));
     let packets = counter("sent_pkts");
     let (address, server) = serve().await;
@@ -142,7 +142,7 @@ async fn mixed_calls_of_many_tasks_get_their_own_answers() {
 /// writes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn children_that_are_forked_amid_calls_change_nothing() {
-    let children = if long() { 1000 } else { 50 };
+    let children = if long() { 1000 } else { 25 };
     let (address, _server) = serve().await;
     let channel = connect(&address).await;
     let mix = MixClient::new(&channel);

@@ -47,7 +47,7 @@ async fn a_stream_that_nobody_reads_stops_and_holds_up_nobody() {
 async fn many_streams_and_as_many_long_calls_share_a_connection() {
     let _alone = ALONE.lock().await;
     // Without RDMA a thousand are at once in each run of the tests.
-    let many = if is_long() { 1000 } else { 200 };
+    let many = if is_long() { 1000 } else { 100 };
     for policy in BOTH {
         let ends = Ends::new(config(policy)).await;
         let mut calls = JoinSet::new();

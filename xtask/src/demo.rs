@@ -81,7 +81,7 @@ pub(crate) fn command(args: impl Iterator<Item = String>) -> Result<u8> {
 
 /// Runs both halves with TLS, with few files and the programs that the tests have built.
 pub(crate) fn brief() -> Result<()> {
-    let client = build(&["--all-features"], "debug")?;
+    let client = build(&["--workspace", "--all-features"], "debug")?;
     let data = vec![host::workspace_dir().join("docs")];
     let setup = Setup { client, tls: Some(certificates()?), data };
     let (tcp, rdma) = (run_here(&setup, "tcp")?, over_rdma(&setup)?);

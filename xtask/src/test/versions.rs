@@ -26,7 +26,8 @@ pub(super) fn check(run: &mut Run) -> Result<()> {
     };
     packages::ensure(packages::VM)?;
     let earlier = earlier.build(run, "Cargo.toml", PROGRAM)?;
-    run.cargo(&["build", "--package", PROGRAM])?;
+    // With the features that the tests are built with, so that little is built anew.
+    run.cargo(&["build", "--workspace", "--all-features", "--bin", PROGRAM])?;
     let this = host::target_dir()?.join("debug").join(PROGRAM);
     let both_ways = both_ways(&this, &earlier);
     let over_tcp = format!("export FARCALL_TRANSPORT=tcp\n{both_ways}");

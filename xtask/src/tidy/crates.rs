@@ -18,6 +18,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("farcall", &["farcall-core", "farcall-macros", "farcall-tcp", "farcall-rdma"]),
     ("farcall-cli", &["farcall"]),
     ("farcall-fuzz", &["farcall", "farcall-core", "farcall-tcp", "farcall-rdma"]),
+    ("farcall-misuse", &["farcall"]),
     ("farcall-versions", &["farcall"]),
     ("xtask", &[]),
 ];

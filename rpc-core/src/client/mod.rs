@@ -21,7 +21,7 @@ mod stub;
 mod tower;
 mod watched;
 
-pub use self::balance::{Endpoint, EndpointState, Readiness};
+pub use self::balance::{Answers, Endpoint, EndpointState, Readiness, WatchHealth};
 pub use crate::response::{Parts, Response};
 pub use call::{Call, CallFuture, PartsFuture, ResponseFuture};
 pub use connector::Connector;

@@ -94,6 +94,14 @@ impl RawChannel {
         (Self::by(Way::Balanced(balancer), &settings), endpoints)
     }
 
+    /// Returns a channel to one of the servers that another channel balances over, by the connections of this lane. Its calls have the
+    /// default settings.
+    pub(super) fn by_lane(lane: Arc<Shared>) -> Self {
+        let mut settings = Settings::clone(&lane.settings);
+        (settings.calls, settings.retry, settings.methods) = Default::default();
+        Self::by(Way::One(lane), &settings)
+    }
+
     fn by(way: Way, settings: &Settings) -> Self {
         let memory = TrafficClass::ALL.map(|_| RequestMemory::new(settings.limits.request_memory));
         let retry_budget = RetryBudget::new(&settings.retry);

@@ -37,6 +37,19 @@ pub struct Balance {
     pub eject_ms: u64,
     /// The share of the servers that may be ejected at once, in percent. Default 50.
     pub max_ejected_percent: u32,
+    /// The service that each server is asked about, as in `shop.v1.Kv`; the empty name stands for the server as a whole. Default: none, and
+    /// no server is asked. gRPC calls this `healthCheckConfig`.
+    ///
+    /// The channel watches `farcall.health.v1.Health` of each server for as long as it is connected. A server that says `NotServing` gets no
+    /// calls while another is ready. Where all say it, calls go to them all the same: a wrong check must not stop everything. The last
+    /// word of a server counts until its next, also while it connects again. Until its first word a server counts as serving. So does one that
+    /// knows nothing of the service. A server whose watch fails counts as serving, too, and a warning in the log names it. It is asked again
+    /// after a pause with jitter, from one second to 30 s; a server without the health service is asked by its next connection.
+    ///
+    /// A watch is a call in progress: it counts in [`concurrent_calls`](super::Limits::concurrent_calls), pings keep testing the connection,
+    /// and [`idle_ms`](super::Limits::idle_ms) does not end it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub health_service: Option<String>,
     /// How often names are looked up again, in seconds. A server that can't be reached is reason to do it earlier. So is an answer of DNS
     /// that has expired. Default 30; 0: never again.
     pub resolve_s: u64,
@@ -114,6 +127,7 @@ impl Default for Balance {
             eject_percent: 50,
             eject_ms: 10_000,
             max_ejected_percent: 50,
+            health_service: None,
             resolve_s: 30,
             resolve_by: ResolveBy::default(),
             name_servers: Vec::new(),

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
+mod health;
 mod room;
 mod silent;
 #[path = "../support/mod.rs"]

@@ -9,6 +9,7 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use super::ejection::Ejection;
+use super::health::Health;
 use super::load::Load;
 use super::{Balancer, Endpoint};
 use crate::class::TrafficClass;
@@ -33,6 +34,8 @@ pub enum Readiness {
     /// It is connected, but a call has ended at its deadline, and nothing was received since that call was sent. Calls go elsewhere until
     /// it answers a PING.
     Suspected,
+    /// It is connected, and says that it does not serve. Calls go elsewhere until it says otherwise.
+    NotServing,
     /// The last attempt to connect failed. The channel tries again after a pause, see [`EndpointState::next_attempt`].
     Failing(Status),
 }
@@ -53,6 +56,8 @@ pub(super) struct Member {
     share: u32,
     readiness: Mutex<Readiness>,
     ejection: Ejection,
+    /// `None`: it is not asked.
+    health: Option<Arc<Health>>,
     balancer: Weak<Balancer>,
     tasks: Mutex<Vec<AbortHandle>>,
 }
@@ -64,7 +69,7 @@ impl Member {
         runtime: &tokio::runtime::Handle,
         balancer: &Weak<Balancer>,
     ) -> Arc<Self> {
-        let Endpoint { name, weight, tier, locality, connector } = endpoint;
+        let Endpoint { name, weight, tier, locality, connector, health } = endpoint;
         let lane = |_| Shared::new(Arc::clone(&connector), Arc::clone(settings), Some(runtime.clone()));
         let lanes = (0..settings.balance.connections.max(1)).map(lane).collect();
         Arc::new(Self {
@@ -79,6 +84,7 @@ impl Member {
             share: request_memory::share(settings.limits.request_memory),
             readiness: Mutex::new(Readiness::Connecting),
             ejection: Ejection::default(),
+            health: health.map(|by| Arc::new(Health::new(by))),
             balancer: Weak::clone(balancer),
             tasks: Mutex::default(),
         })
@@ -87,7 +93,7 @@ impl Member {
     /// Begins to keep its connections.
     pub(super) fn start(self: &Arc<Self>, runtime: &tokio::runtime::Handle) {
         let tasks = self.lanes.iter().map(|lane| {
-            let kept = keep(Arc::clone(lane), Arc::downgrade(self));
+            let kept = keep(Arc::clone(lane), Arc::downgrade(self), self.health.clone());
             runtime.spawn(kept).abort_handle()
         });
         *self.tasks.lock().unwrap_or_else(PoisonError::into_inner) = tasks.collect();
@@ -117,6 +123,9 @@ impl Member {
         match readiness {
             Readiness::Ready if self.connections().any(|connection| connection.is_suspected()) => {
                 Readiness::Suspected
+            }
+            Readiness::Ready if self.health.as_ref().is_some_and(|health| health.says_no()) => {
+                Readiness::NotServing
             }
             Readiness::Ready if self.ejection.is_ejected() => Readiness::Ejected,
             readiness => readiness,
@@ -257,22 +266,29 @@ impl Drop for Member {
 }
 
 /// Keeps a connection: connects, and again when the connection has ended, after pauses if it fails.
-async fn keep(lane: Arc<Shared>, member: Weak<Member>) {
+async fn keep(lane: Arc<Shared>, member: Weak<Member>, health: Option<Arc<Health>>) {
     let class = TrafficClass::default();
+    let changed = || {
+        if let Some(balancer) = member.upgrade().and_then(|member| member.balancer.upgrade()) {
+            balancer.changed();
+        }
+    };
     let tell = |readiness: Readiness| {
         let Some(member) = member.upgrade() else { return };
         // Another connection may be there still.
         let readiness = if member.is_connected() { Readiness::Ready } else { readiness };
         member.set_readiness(readiness);
-        if let Some(balancer) = member.balancer.upgrade() {
-            balancer.changed();
-        }
+        changed();
     };
     loop {
         match lane.connection(class).await {
             Ok(connection) => {
                 tell(Readiness::Ready);
-                connection.not_open().await;
+                match &health {
+                    // Boxed, so that the tasks of channels that do not ask are short.
+                    Some(health) => Box::pin(health.ask(&lane, &connection, changed)).await,
+                    None => connection.not_open().await,
+                }
                 tell(Readiness::Connecting);
             }
             Err(status) => {

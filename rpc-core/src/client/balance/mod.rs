@@ -4,6 +4,7 @@
 //! anew then, of the members that are ready. A call takes the picker's lock for reading.
 
 mod ejection;
+mod health;
 mod load;
 mod member;
 mod picker;
@@ -17,6 +18,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
+pub use self::health::{Answers, WatchHealth};
 pub(super) use self::member::Picked;
 pub use self::member::{EndpointState, Readiness};
 use self::member::{Member, States};
@@ -38,12 +40,13 @@ pub struct Endpoint {
     pub(super) tier: u32,
     pub(super) locality: Arc<str>,
     pub(super) connector: Arc<dyn Connector>,
+    pub(super) health: Option<Arc<dyn WatchHealth>>,
 }
 
 impl Endpoint {
     /// Returns a server of this name, which no other of the channel has. `connector` connects to it; its first peer counts.
     pub fn new(name: &str, connector: Arc<dyn Connector>) -> Self {
-        Self { name: name.into(), weight: 1, tier: 0, locality: "".into(), connector }
+        Self { name: name.into(), weight: 1, tier: 0, locality: "".into(), connector, health: None }
     }
 
     /// Sets how many calls the server gets, compared with others. Default 1. 0 counts as 1.
@@ -64,6 +67,14 @@ impl Endpoint {
     #[must_use]
     pub fn locality(mut self, locality: &str) -> Self {
         self.locality = locality.into();
+        self
+    }
+
+    /// Sets how the server is asked whether it serves, for as long as it is connected. Default `None`: it is not asked. A server that says
+    /// no gets calls only while no other is ready. A server that [stays](super::Endpoints::set) is asked as it was at first.
+    #[must_use]
+    pub fn health(mut self, by: Option<Arc<dyn WatchHealth>>) -> Self {
+        self.health = by;
         self
     }
 }
@@ -206,8 +217,10 @@ impl Balancer {
         };
         let mut ready = of(|readiness| matches!(readiness, Readiness::Ready));
         if ready.is_empty() {
-            // One that fails calls, or may be gone, is better than none.
-            ready = of(|readiness| matches!(readiness, Readiness::Ejected | Readiness::Suspected));
+            // One that fails calls, may be gone, or says that it does not serve is better than none.
+            ready = of(|readiness| {
+                matches!(readiness, Readiness::Ejected | Readiness::Suspected | Readiness::NotServing)
+            });
         }
         let balance = self.balance();
         let locality = &balance.locality;

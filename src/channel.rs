@@ -35,6 +35,8 @@ mod names;
 #[cfg(feature = "tcp")]
 mod reconfigure;
 #[cfg(feature = "tcp")]
+mod unused;
+#[cfg(feature = "tcp")]
 pub use connect::ChannelBuilder;
 pub use endpoint_changes::EndpointChange;
 #[cfg(feature = "tcp")]

@@ -1,7 +1,8 @@
 //! Whether a server's services can do their work, for load balancers, orchestrators and people.
 //!
 //! A [`Reporter`] is the server's side: the application sets what it knows. A server that is built with it says that nothing is served
-//! when it is told to stop. The empty name is the server as a whole. `farcall health HOST` asks.
+//! when it is told to stop. The empty name is the server as a whole. `farcall health HOST` asks, and so does a channel that balances, with
+//! [`Balance::health_service`](crate::Balance::health_service).
 //!
 //! ```
 //! use farcall::Server;
@@ -25,12 +26,16 @@
 
 #[cfg(feature = "tcp")]
 pub(crate) mod progress;
+#[cfg(feature = "tcp")]
+mod watching;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
+#[cfg(feature = "tcp")]
+pub(crate) use self::watching::Watching;
 use crate::{Context, Result, Status, Stream};
 
 /// Says whether services can do their work.

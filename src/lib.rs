@@ -238,6 +238,7 @@
 //! | transparent retries | what was certainly not executed is sent again |
 //! | service config: `retryPolicy`, `hedgingPolicy`, `retryThrottling` | [`Retry`], whose budget differs from `retryThrottling` as it says |
 //! | `pick_first`, `round_robin`, ring hash, outlier detection, subsetting | [`Balance`] |
+//! | service config: `healthCheckConfig` | [`Balance::health_service`], which holds back no call: servers get calls until they have answered, and where all say that they do not serve |
 //! | keepalive pings | while calls wait: [`Liveness`]; an idle connection has TCP's |
 //! | a panic in a handler | INTERNAL; the process and the connection stay |
 //!

@@ -7,6 +7,7 @@ mod who;
 
 use std::collections::BTreeMap;
 
+use farcall::health::{Reporter, Serving};
 use farcall::{
     Balance, BalancePolicy, Channel, Code, Config, Endpoint, EndpointChange, Executed, Handle, Readiness,
     Status, stream,
@@ -159,6 +160,7 @@ async fn wrong_settings_are_refused() {
 async fn settings_that_have_no_effect_are_named() {
     let mut config = Config::default();
     (config.balance.subset, config.balance.eject_ms, config.balance.resolve_s) = (3, 1, 1);
+    config.balance.health_service = Some(String::new());
     let log = log::Log::default();
     let _listening = log.listen();
     let channel =
@@ -166,7 +168,9 @@ async fn settings_that_have_no_effect_are_named() {
     channel(&config).unwrap();
     let warned: Vec<_> = log.lines().into_iter().filter(|line| line.contains("no effect")).collect();
     assert!(
-        warned.len() == 1 && warned[0].contains("subset, eject_ms") && warned[0].contains("db1"),
+        warned.len() == 1
+            && warned[0].contains("subset, eject_ms, health_service")
+            && warned[0].contains("db1"),
         "{warned:?}"
     );
     config.balance.policy = BalancePolicy::RoundRobin;
@@ -174,4 +178,78 @@ async fn settings_that_have_no_effect_are_named() {
     config.balance = Balance::default();
     channel(&config).unwrap();
     assert_eq!(log.lines().iter().filter(|line| line.contains("no effect")).count(), 1);
+}
+
+/// Waits until the server at this address is in this state.
+async fn until_it_is(channel: &Channel, address: &str, readiness: Readiness) {
+    let mut states = channel.endpoints().unwrap();
+    let is = |state: &farcall::EndpointState| &*state.name == address && state.readiness == readiness;
+    let patience = std::time::Duration::from_secs(120);
+    tokio::time::timeout(patience, states.wait_for(|states| states.iter().any(is))).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_server_that_says_that_it_does_not_serve_gets_no_calls() {
+    let log = log::Log::default();
+    let _listening = log.listen();
+    let reporters = [Reporter::new(), Reporter::new()];
+    let (a, _a) = who::start_reporting(0, &reporters[0]).await;
+    let (b, _b) = who::start_reporting(1, &reporters[1]).await;
+    // One that has no health service.
+    let (c, _c) = start(2, "127.0.0.1:0").await;
+    reporters[1].set("test.Who", Serving::NotServing);
+    let settings = "balance.policy=round-robin&balance.health_service=test.Who";
+    let channel = Channel::connect(&format!("tcp://{a},{b},{c}?{settings}")).await.unwrap();
+    until_it_is(&channel, &b, Readiness::NotServing).await;
+    ready(&channel, 2).await;
+    assert_eq!(share(&channel, 20).await, BTreeMap::from([(0, 10), (2, 10)]), "one does not know of it");
+
+    reporters[0].set("test.Who", Serving::NotServing);
+    ready(&channel, 1).await;
+    assert_eq!(share(&channel, 20).await, BTreeMap::from([(2, 20)]));
+    reporters[1].set("test.Who", Serving::Serving);
+    ready(&channel, 2).await;
+    assert_eq!(share(&channel, 20).await, BTreeMap::from([(1, 10), (2, 10)]));
+
+    let untold: Vec<_> = log.lines().into_iter().filter(|line| line.contains("counts as serving")).collect();
+    assert!(untold.len() == 1 && untold[0].starts_with("WARN") && untold[0].contains(&c), "{untold:?}");
+}
+
+#[tokio::test]
+async fn a_server_that_stops_says_that_it_does_not_serve() {
+    let reporters = [Reporter::new(), Reporter::new()];
+    let (a, _a) = who::start_reporting(0, &reporters[0]).await;
+    let (b, _b) = who::start_reporting(1, &reporters[1]).await;
+    let builder = || Channel::builder().balance(BalancePolicy::RoundRobin).health_service("");
+    let channel = builder().connect(&format!("tcp://{a},{b}")).await.unwrap();
+    let servers = stream::iter([Ok(vec![Endpoint::new(&a), Endpoint::new(&b)])]);
+    let discovered = builder().discover("numbers", servers).unwrap();
+    for channel in [&channel, &discovered] {
+        ready(channel, 2).await;
+        assert_eq!(share(channel, 20).await, BTreeMap::from([(0, 10), (1, 10)]));
+    }
+    reporters[0].stop();
+    for channel in [&channel, &discovered] {
+        until_it_is(channel, &a, Readiness::NotServing).await;
+        assert_eq!(share(channel, 20).await, BTreeMap::from([(1, 20)]));
+    }
+    // A wrong check takes no service down.
+    reporters[1].stop();
+    for channel in [&channel, &discovered] {
+        until_it_is(channel, &b, Readiness::NotServing).await;
+        assert_eq!(share(channel, 20).await, BTreeMap::from([(0, 10), (1, 10)]));
+    }
+    // The builder counts more than a later configuration.
+    channel.reconfigure(Config::default()).unwrap();
+}
+
+#[tokio::test]
+async fn the_service_that_servers_are_asked_about_stays() {
+    let text = "[balance]\npolicy = \"round-robin\"\nhealth_service = \"test.Who\"";
+    let mut config = Config::from_toml(text).unwrap();
+    let builder = Channel::builder().config(config.clone());
+    let channel = builder.connect_lazy("tcp://127.0.0.1:1").unwrap();
+    config.balance.health_service = None;
+    let error = channel.reconfigure(config).unwrap_err();
+    assert!(error.to_string().contains("balance differs"), "{error}");
 }

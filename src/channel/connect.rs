@@ -3,11 +3,12 @@
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
-use farcall_core::client::RawChannel;
+use farcall_core::client::{RawChannel, WatchHealth};
 use farcall_core::compress::Compression;
-use farcall_core::config::{Balance, BalancePolicy, Policy, ResolveBy};
+use farcall_core::config::{BalancePolicy, Policy, ResolveBy};
 use farcall_core::status::{Blame, Code, Executed, Status};
 #[cfg(feature = "tls")]
 use farcall_tcp::tls::TlsClient;
@@ -19,6 +20,8 @@ use super::endpoints::{Endpoint, follow};
 use super::first::First;
 use super::names::{Name, Names};
 use super::reconfigure::Origin;
+use super::unused::warn_of_unused;
+use crate::health::Watching;
 use crate::{Address, Config, ConfigError, ConfigErrorKind, Stream};
 
 impl Channel {
@@ -61,6 +64,7 @@ pub struct ChannelBuilder {
     balance: Option<BalancePolicy>,
     resolve_by: Option<ResolveBy>,
     name_servers: Option<Vec<SocketAddr>>,
+    health_service: Option<String>,
     dial: Option<OwnDial>,
     #[cfg(feature = "tls")]
     tls: Option<TlsClient>,
@@ -132,6 +136,14 @@ impl ChannelBuilder {
     /// [`Balance::name_servers`](crate::Balance::name_servers).
     pub fn name_servers(mut self, servers: impl IntoIterator<Item = SocketAddr>) -> Self {
         self.name_servers = Some(servers.into_iter().collect());
+        self
+    }
+
+    /// Asks each server by its [health service](crate::health) whether it serves `service`, as in `shop.v1.Kv`. The empty name stands for the
+    /// server as a whole. A server that says no gets no calls while another is ready. With the policy `first` this has no effect.
+    /// [`Balance::health_service`](crate::Balance::health_service) tells the rest.
+    pub fn health_service(mut self, service: impl Into<String>) -> Self {
+        self.health_service = Some(service.into());
         self
     }
 
@@ -278,6 +290,9 @@ impl ChannelBuilder {
         if let Some(name_servers) = &self.name_servers {
             balance.name_servers.clone_from(name_servers);
         }
+        if let Some(service) = &self.health_service {
+            balance.health_service = Some(service.clone());
+        }
         let calls = &mut config.calls;
         calls.timeout_ms = self.timeout.map_or(calls.timeout_ms, whole_ms);
         calls.wait_for_ready = self.wait_for_ready.unwrap_or(calls.wait_for_ready);
@@ -310,32 +325,15 @@ impl ChannelBuilder {
         };
         #[cfg(not(feature = "tls"))]
         let _ = address;
+        let health = config.balance.health_service.clone();
         Ok(Dialer {
             own: self.dial.clone(),
+            health: health.map(|service| Arc::new(Watching(service)) as Arc<dyn WatchHealth>),
             tcp: config.tcp.clone(),
             patience: config.liveness.connect(),
             #[cfg(feature = "tls")]
             tls,
         })
-    }
-}
-
-/// Warns of settings of `[balance]` that have no effect, because the channel uses one server at a time.
-fn warn_of_unused(address: &Address, balance: &Balance) {
-    let default = Balance::default();
-    let settings = [
-        ("connections", balance.connections != default.connections),
-        ("subset", balance.subset != default.subset),
-        ("locality", balance.locality != default.locality),
-        ("eject_after", balance.eject_after != default.eject_after),
-        ("eject_percent", balance.eject_percent != default.eject_percent),
-        ("eject_ms", balance.eject_ms != default.eject_ms),
-        ("max_ejected_percent", balance.max_ejected_percent != default.max_ejected_percent),
-    ];
-    let unused: Vec<_> = settings.into_iter().filter_map(|(name, is_set)| is_set.then_some(name)).collect();
-    if !unused.is_empty() {
-        let unused = unused.join(", ");
-        tracing::warn!(%address, unused, "settings of [balance] have no effect, because balance.policy is `first`");
     }
 }
 

@@ -6,6 +6,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use farcall_core::client::WatchHealth;
 use farcall_core::status::Status;
 use farcall_core::transport::{BoxFuture, Link};
 #[cfg(feature = "tls")]
@@ -19,6 +20,8 @@ use crate::TcpConfig;
 pub(super) struct Dialer {
     /// The application's way. `None`: TCP, or a Unix-domain socket.
     pub(super) own: Option<OwnDial>,
+    /// The way to ask servers whether they serve.
+    pub(super) health: Option<Arc<dyn WatchHealth>>,
     pub(super) tcp: TcpConfig,
     pub(super) patience: Duration,
     #[cfg(feature = "tls")]
@@ -31,6 +34,7 @@ impl Dialer {
     pub(super) fn plain(config: &crate::Config) -> Self {
         Self {
             own: None,
+            health: None,
             tcp: config.tcp.clone(),
             patience: config.liveness.connect(),
             #[cfg(feature = "tls")]

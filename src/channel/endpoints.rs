@@ -69,8 +69,7 @@ impl Endpoint {
         #[cfg(feature = "tls")]
         let dialer = self.tls.map_or_else(|| dialer.clone(), |tls| dialer.clone().with_tls(tls));
         let one = One { target: self.address.clone(), host: self.address.clone(), dialer };
-        let endpoint = farcall_core::client::Endpoint::new(&self.address, Arc::new(one));
-        endpoint.weight(self.weight).tier(self.tier).locality(&self.locality)
+        one.endpoint().weight(self.weight).tier(self.tier).locality(&self.locality)
     }
 }
 
@@ -81,6 +80,14 @@ pub(super) struct One {
     /// The host that has led to it, as the address names it. It decides the name that the server's certificate must have.
     pub(super) host: String,
     pub(super) dialer: Dialer,
+}
+
+impl One {
+    /// Returns the core's endpoint for this server.
+    pub(super) fn endpoint(self) -> farcall_core::client::Endpoint {
+        let (name, health) = (self.target.clone(), self.dialer.health.clone());
+        farcall_core::client::Endpoint::new(&name, Arc::new(self)).health(health)
+    }
 }
 
 impl Connector for One {

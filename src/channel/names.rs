@@ -185,9 +185,9 @@ impl Names {
 
     fn endpoints_of(&self, host: &str, known: &Known) -> Vec<Endpoint> {
         let endpoint = |Found { tier, address, weight }: &Found| {
-            let address = address.to_string();
-            let one = One { target: address.clone(), host: host.to_owned(), dialer: self.dialer.clone() };
-            Endpoint::new(&address, Arc::new(one)).weight((*weight).into()).tier((*tier).into())
+            let (target, dialer) = (address.to_string(), self.dialer.clone());
+            let one = One { target, host: host.to_owned(), dialer };
+            one.endpoint().weight((*weight).into()).tier((*tier).into())
         };
         known.get(host).map_or_else(Vec::new, |found| found.iter().map(endpoint).collect())
     }

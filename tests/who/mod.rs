@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use farcall::{Channel, Config, EndpointState, Handle, Readiness, Server};
+use farcall::health::Reporter;
+use farcall::{Channel, Config, EndpointState, Handle, Readiness, Server, ServerBuilder};
 
 /// A guard against hangs only.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -27,8 +28,16 @@ impl Who for Number {
 
 /// Starts a server, and returns its address.
 pub(crate) async fn start_with(number: usize, address: &str, config: Config) -> (String, Handle) {
-    let server = Server::builder().add(WhoServer::new(Number(number))).config(config);
-    let server = server.bind(address).await.unwrap();
+    serve(number, address, Server::builder().config(config)).await
+}
+
+/// Starts a server that says whether it serves, and returns its address.
+pub(crate) async fn start_reporting(number: usize, health: &Reporter) -> (String, Handle) {
+    serve(number, "127.0.0.1:0", Server::builder().with_health(health)).await
+}
+
+async fn serve(number: usize, address: &str, server: ServerBuilder) -> (String, Handle) {
+    let server = server.add(WhoServer::new(Number(number))).bind(address).await.unwrap();
     let (address, handle) = (server.local_addr().to_string(), server.handle());
     tokio::spawn(server.serve());
     (address, handle)

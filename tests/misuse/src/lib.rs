@@ -1,1 +1,1 @@
-//! Misuses of farcall's macros, and the compiler's messages: see `tests/misuse.rs`.
+//! Misuses of farcall's macros, and the compiler's messages. `tests/misuse.rs` compares them.

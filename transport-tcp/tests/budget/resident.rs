@@ -185,7 +185,7 @@ fn server(command: &[&str], memory: usize, encryption: &str) -> (Process, Target
 }
 
 /// Has the allocator give memory back, as TUNING says for servers that strangers reach. With its defaults glibc keeps a sixth more than
-/// is used when thousands of connections come and go, and it looks for free pieces for up to half a second.
+/// is used when thousands of connections come and go. With a higher threshold it searched its free pieces for up to 0.4 s.
 ///
 /// Opens the highest descriptor, so that the kernel makes the table of descriptors once. Before it lets a table grow that threads share, it
 /// waits until whatever reads by RCU has ended (`expand_files`). The attackers run only where a processor is idle, so that took a second

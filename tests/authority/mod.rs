@@ -15,6 +15,15 @@ use rcgen::{
 
 use crate::tls::TlsConfig;
 
+/// Two hosts make certificates of one CA. Nobody else trusts this key.
+const CA_KEY: &str = "\
+-----BEGIN PRIVATE KEY-----
+MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgUEujwhPlhXjbu3hc
+Xnba9fV3cUgG9oCHm+CJWVk5YhGhRANCAATpg4qTK2WmVAoBc1Rg7g5zLnEmvCcD
+TFtflewt773M1RtruQvRJKeTYhBcujAhu29dVeGNRoSmD+dXPTE7hrQX
+-----END PRIVATE KEY-----
+";
+
 pub(crate) struct Authority {
     issuer: Issuer<'static, KeyPair>,
     pem: String,
@@ -35,6 +44,11 @@ pub(crate) const SERIAL: u64 = 77;
 impl Authority {
     pub(crate) fn new(name: &str) -> Self {
         Self::with_key(name, KeyPair::generate().unwrap())
+    }
+
+    /// Returns a CA that is the same on both hosts of a pair of VMs.
+    pub(crate) fn of_both_hosts() -> Self {
+        Self::with_key("ca", KeyPair::from_pem(CA_KEY).unwrap())
     }
 
     /// Returns a CA that is one with all others of this name and key.
@@ -103,6 +117,11 @@ impl Authority {
 }
 
 pub(crate) fn as_it_is(_: &mut CertificateParams) {}
+
+/// The address of host 1 of a pair of VMs is another name.
+pub(crate) fn for_host_1(params: &mut CertificateParams) {
+    params.subject_alt_names.push(SanType::IpAddress([10, 99, 0, 1].into()));
+}
 
 pub(crate) fn expired(params: &mut CertificateParams) {
     params.not_after = date_time_ymd(2024, 1, 1);

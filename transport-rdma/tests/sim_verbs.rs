@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Machine, atomics, scenarios, windows, words};
+use common::{Machine, atomics, keys, scenarios, windows, words};
 use farcall_rdma::testing::device::RdmaConfig;
 use farcall_rdma::testing::sim::Fabric;
 
@@ -48,7 +48,6 @@ on_the_simulated_device! {
         grant_that_is_over_grants_nothing
         bytes_beside_a_grant_are_out_of_reach
         exposed_bytes_are_nobodys_to_write
-        keys_of_a_window_come_round
         arena_is_removed_once_nothing_of_it_is_used
         windows_run_out_and_come_back
         exposure_that_is_over_does_nothing
@@ -58,6 +57,9 @@ on_the_simulated_device! {
         queue_pairs_with_bound_windows_go_at_once
         extents_outlive_the_device
         device_says_what_it_can_read_and_expose
+    }
+    keys {
+        keys_of_a_window_come_round
     }
     words {
         words_are_read_as_they_are_until_the_grant_is_over
@@ -93,5 +95,10 @@ fn bound_windows_leave_nothing_behind() {
 
 #[test]
 fn key_of_another_connection_reads_nothing() {
-    windows::key_of_another_connection_reads_nothing(&machine(), 100);
+    keys::key_of_another_connection_reads_nothing(&machine(), 100);
+}
+
+#[test]
+fn guessed_keys_open_nothing() {
+    keys::guessed_keys_open_nothing(&machine(), 1000);
 }

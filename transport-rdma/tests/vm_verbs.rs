@@ -16,7 +16,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use common::{LIMIT, Machine, SLOT, atomics, received, scenarios, windows, words};
+use common::{LIMIT, Machine, SLOT, atomics, keys, received, scenarios, windows, words};
 use farcall_core::region::Exportable;
 use farcall_core::transport::Words;
 use farcall_rdma::MappedWords;
@@ -70,7 +70,7 @@ on_the_device! {
     vm_grant_that_is_over_grants_nothing: windows::grant_that_is_over_grants_nothing
     vm_bytes_beside_a_grant_are_out_of_reach: windows::bytes_beside_a_grant_are_out_of_reach
     vm_exposed_bytes_are_nobodys_to_write: windows::exposed_bytes_are_nobodys_to_write
-    vm_keys_of_a_window_come_round: windows::keys_of_a_window_come_round
+    vm_keys_of_a_window_come_round: keys::keys_of_a_window_come_round
     vm_arena_is_removed_once_nothing_of_it_is_used: windows::arena_is_removed_once_nothing_of_it_is_used
     vm_windows_run_out_and_come_back: windows::windows_run_out_and_come_back
     vm_exposure_that_is_over_does_nothing: windows::exposure_that_is_over_does_nothing
@@ -327,7 +327,13 @@ fn run(command: &str) {
 #[test]
 fn vm_key_of_another_connection_reads_nothing() {
     let times = if std::env::var_os("FARCALL_LONG").is_some() { 100 } else { 10 };
-    windows::key_of_another_connection_reads_nothing(&machine(), times);
+    keys::key_of_another_connection_reads_nothing(&machine(), times);
+}
+
+#[test]
+fn vm_guessed_keys_open_nothing() {
+    let times = if std::env::var_os("FARCALL_LONG").is_some() { 10_000 } else { 100 };
+    keys::guessed_keys_open_nothing(&machine(), times);
 }
 
 /// The machine, with another device than the one that the other tests use.

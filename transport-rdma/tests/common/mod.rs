@@ -4,6 +4,7 @@
 
 pub(crate) mod atomics;
 mod beside;
+pub(crate) mod keys;
 pub(crate) mod scenarios;
 pub(crate) mod windows;
 pub(crate) mod words;

@@ -29,6 +29,9 @@ pub enum Route {
 /// Frames that may go out between two fragments, so that many small messages do not stop a large one.
 const SMALL_RUN: u32 = 16;
 
+/// What a queued message takes beside its contents: itself, and an allocation for a short payload. Bytes.
+const MESSAGE: usize = size_of::<Message>() + 64;
+
 /// The sending half of a session.
 ///
 /// Messages go in with [`push`](Self::push), frames come out of [`next`](Self::next) in the order in which they must be
@@ -318,13 +321,18 @@ impl Outbox {
     /// frames that the peer has not acknowledged.
     #[inline]
     pub fn memory(&self) -> usize {
-        self.small_frames.memory() + self.tally.bytes() as usize + self.retained_bytes
+        let contents = self.small_frames.memory() + self.tally.bytes() as usize + self.retained_bytes;
+        contents + self.messages() * MESSAGE
+    }
+
+    /// How many messages have not left, or not wholly, or have not been read, but for small ones that are frames already.
+    fn messages(&self) -> usize {
+        self.queue.len() + self.large.len() + self.cutting.len() + self.exposed.len()
     }
 
     /// How many messages have not left, or not wholly, or have not been read.
     fn unsent(&self) -> usize {
-        let begun = self.cutting.len() + self.exposed.len();
-        self.small_frames.len() + self.queue.len() + self.large.len() + begun
+        self.small_frames.len() + self.messages()
     }
 
     /// Returns how much has left of a call's message, and its length, both in bytes, while a part has not left. A message

@@ -14,10 +14,10 @@ use super::{Connection, Upgrading, log_once, required};
 use crate::config::Policy;
 use crate::proto::message::Frame;
 use crate::proto::session::{Fallen, Say, Session};
-use crate::proto::wire::{self, Answer, CloseCode, Down, FrameType, Offer, WireError};
+use crate::proto::wire::{self, Answer, CloseCode, Down, FrameType, MAX_SWITCH_DATA, Offer, WireError};
 use crate::session::Sending;
 use crate::status::{Blame, Executed};
-use crate::transport::{Attempt, Link, LinkEnd, Reason, Unavailable, Upgrade};
+use crate::transport::{Attempt, Link, LinkEnd, PreparedUpgrade, Reason, Unavailable, Upgrade};
 
 /// How many link frames may wait for a peer that sends offers without reading the answers.
 const MAX_CONTROL: usize = 64;
@@ -71,13 +71,17 @@ impl Connection {
     /// Server: records why the client will not offer, for `transport()`. Closes if RDMA is required.
     pub(super) fn expect_offer(&self, announced: &[wire::Upgrade]) {
         if matches!(*self.upgrading.borrow(), Upgrading::Undecided) {
-            let name = self.settings().upgrade.as_ref().map_or("rdma", |upgrade| upgrade.name());
-            match why_not(announced, name) {
+            match why_not(announced, self.upgrade_name()) {
                 None => return, // It will offer.
                 Some(why) => self.stay_on_stream(why),
             }
         }
         self.close_if_required();
+    }
+
+    /// Returns the name of the transport that a session may move to.
+    pub(super) fn upgrade_name(&self) -> &'static str {
+        self.settings().upgrade.as_ref().map_or("rdma", |upgrade| upgrade.name())
     }
 
     /// Closes the connection of a server with policy `rdma` if there is no RDMA.
@@ -95,7 +99,8 @@ impl Connection {
     pub(super) async fn offer(self: Arc<Self>, upgrade: Arc<dyn Upgrade>, announced: Bytes) {
         let prepared = upgrade.offer(announced, &self.attempt_terms());
         let prepared = tokio::time::timeout(self.patience(), prepared).await;
-        let (candidate, data) = match prepared.unwrap_or_else(|_| Err(self.too_slow(self.patience()))) {
+        let prepared = prepared.unwrap_or_else(|_| Err(self.too_slow(self.patience())));
+        let (candidate, data) = match prepared.and_then(that_fits) {
             Ok(prepared) => prepared,
             // The peer knows of no attempt, so no DOWN is needed.
             Err(why) => {
@@ -150,7 +155,8 @@ impl Connection {
 
     async fn answer(self: Arc<Self>, upgrade: Arc<dyn Upgrade>, epoch: u32, offer: Bytes) {
         let result = tokio::time::timeout(self.patience(), async {
-            let (candidate, data) = upgrade.answer(epoch, offer, &self.attempt_terms()).await?;
+            let prepared = upgrade.answer(epoch, offer, &self.attempt_terms()).await?;
+            let (candidate, data) = that_fits(prepared)?;
             self.sender.send_link(FrameType::ANSWER, |out| Answer { epoch, data }.encode(out));
             candidate.complete(epoch, None).await
         });
@@ -346,6 +352,16 @@ impl Connection {
             }
         }
     }
+}
+
+/// Refuses a link whose data for the peer its frame has no room for.
+fn that_fits(prepared: PreparedUpgrade) -> Result<PreparedUpgrade, Unavailable> {
+    let len = prepared.1.len();
+    if len > MAX_SWITCH_DATA {
+        let detail = format!("its data for the peer has {len} bytes, and {MAX_SWITCH_DATA} may be sent");
+        return Err(Unavailable::new(Reason::Other, detail));
+    }
+    Ok(prepared)
 }
 
 /// Returns why the peer can't use this link, according to its HELLO.

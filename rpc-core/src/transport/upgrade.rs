@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use super::{Attempt, BoxFuture, Link, Unavailable};
 
-/// A link that is not proven yet, and the data about it for the peer.
+/// A link that is not proven yet, and the data about it for the peer, of up to 512 bytes. If they are longer, the attempt fails.
 pub type PreparedUpgrade = (Box<dyn Candidate>, Bytes);
 
 /// Another kind of link that a session can move to.

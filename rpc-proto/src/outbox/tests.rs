@@ -36,6 +36,17 @@ fn a_message_given_up_keeps_its_budget_until_the_peer_is_told() {
 }
 
 #[test]
+fn messages_count_as_more_than_their_contents() {
+    let mut outbox = Outbox::new(10_000, 1 << 20);
+    for call in 1..=1000 {
+        outbox.push(Message::new(FrameType::WINDOW, call, Bytes::from_static(&[0; 16])));
+    }
+    assert!(outbox.memory() >= 1000 * (size_of::<Message>() + 16), "{}", outbox.memory());
+    while next(&mut outbox).is_some() {}
+    assert_eq!(outbox.memory(), 0);
+}
+
+#[test]
 fn a_message_that_has_not_begun_is_taken_back_and_the_peer_never_hears_of_it() {
     let mut outbox = Outbox::new(10_000, 1 << 20);
     outbox.push(request(1, 9000));

@@ -323,7 +323,7 @@ impl Content {
     }
 }
 
-/// A status message longer than this is cut when it is sent, and says so at its end.
+/// A status message longer than this is cut when it is sent, and when it is read, and says so at its end.
 const MAX_STATUS_MESSAGE: usize = 16 * 1024;
 
 /// A status as the body of a RESPONSE, or the rest of an END. Its details are not cut: a sender that finds the message
@@ -349,6 +349,6 @@ pub fn decode_status(body: Bytes) -> Result<Status, WireError> {
     let executed = Executed::from_wire(r.u8("status.executed")?);
     reserved(&mut r, "status.reserved")?;
     let message_len = r.u32("status.message")? as usize;
-    let message = r.string(message_len, "status.message")?;
+    let message = r.text(message_len, MAX_STATUS_MESSAGE, "status.message")?;
     Ok(Status::new(code, message).with_blame(blame).with_executed(executed).with_details(r.rest()))
 }

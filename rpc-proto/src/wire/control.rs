@@ -3,7 +3,7 @@
 use bytes::{BufMut, Bytes, BytesMut};
 
 use super::read::{Reader, WireError};
-use super::write::put_text;
+use super::write::{MAX_TEXT, put_text};
 
 /// CANCEL: the caller no longer waits. The call is in the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +49,7 @@ impl Goaway {
         let mut r = Reader::new(payload);
         let last_call = r.u64("goaway.last_call")?;
         let len = r.remaining();
-        Ok(Self { last_call, reason: r.string(len, "goaway.reason")? })
+        Ok(Self { last_call, reason: r.text(len, MAX_TEXT, "goaway.reason")? })
     }
 }
 
@@ -201,6 +201,6 @@ impl Close {
             _ => CloseCode::Internal,
         };
         let len = r.remaining();
-        Ok(Self { code, reason: r.string(len, "close.reason")? })
+        Ok(Self { code, reason: r.text(len, MAX_TEXT, "close.reason")? })
     }
 }

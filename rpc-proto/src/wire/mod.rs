@@ -35,5 +35,5 @@ pub use hello::{Hello, MAX_ANNOUNCED, MAX_HELLO, MIN_LIMIT, PREFACE, Upgrade, VE
 pub use metadata::{decode_answer_metadata, decode_metadata, encode_answer_metadata, encode_metadata};
 pub use read::{Reader, WireError, list_of};
 pub use stream::{Batch, EndHead, EndReason, ItemHead, Items, Stop, Window};
-pub use switch::{Answer, Down, Offer, Probe, Pull, Up};
+pub use switch::{Answer, Down, MAX_SWITCH_DATA, Offer, Probe, Pull, Up};
 pub use write::TooLong;

@@ -4,6 +4,8 @@ use std::fmt;
 
 use bytes::{Buf, Bytes};
 
+use crate::text::cut;
+
 /// A frame that is not what the specification says. The connection it came on is closed: after one such frame
 /// nothing that follows can be trusted. Or one that this side [has no memory](Self::no_memory) to read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -102,11 +104,17 @@ impl Reader {
 
     /// A string of `len` bytes.
     pub fn string(&mut self, len: usize, what: &'static str) -> Result<String, WireError> {
+        self.text(len, len, what)
+    }
+
+    /// A text for a person, of `len` bytes. One of more than `max` is cut to that, whatever its sender should have done.
+    pub(super) fn text(&mut self, len: usize, max: usize, what: &'static str) -> Result<String, WireError> {
         let bytes = self.bytes(len, what)?;
         let text = std::str::from_utf8(&bytes).map_err(|_| WireError::new(what, "is not UTF-8"))?;
+        let text = cut(text, max);
         let mut copy = String::new();
         copy.try_reserve_exact(text.len()).map_err(|_| WireError::no_memory(what))?;
-        copy.push_str(text);
+        copy.push_str(&text);
         Ok(copy)
     }
 

@@ -3,7 +3,19 @@
 use bytes::{BufMut, Bytes, BytesMut};
 
 use super::read::{Reader, WireError};
-use super::write::{put_name, put_text};
+use super::write::{MAX_TEXT, put_name, put_text};
+
+/// The longest data of an [`Offer`] or [`Answer`], in bytes. With it the frame is within the smallest `max_frame`.
+pub const MAX_SWITCH_DATA: usize = 512;
+
+/// Reads the data of an OFFER or ANSWER, to the end of the frame. The data may have to wait, and must not keep a longer
+/// buffer that the frame is in, so this copies them.
+fn read_data(r: Reader, what: &'static str) -> Result<Bytes, WireError> {
+    if r.remaining() > MAX_SWITCH_DATA {
+        return Err(WireError::new(what, "are longer than 512 bytes"));
+    }
+    Ok(Bytes::copy_from_slice(&r.rest()))
+}
 
 /// OFFER: the client proposes to move the session.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,7 +24,7 @@ pub struct Offer {
     pub epoch: u32,
     /// The link to move to, as named in HELLO.
     pub name: String,
-    /// The transport's own proposal.
+    /// The transport's own proposal, of up to [`MAX_SWITCH_DATA`] bytes.
     pub data: Bytes,
 }
 
@@ -21,8 +33,9 @@ impl Offer {
     ///
     /// # Panics
     ///
-    /// If the name has more than 255 bytes.
+    /// If the name has more than 255 bytes, or there are too many data.
     pub fn encode(&self, out: &mut BytesMut) {
+        assert!(self.data.len() <= MAX_SWITCH_DATA, "the caller keeps data to 512 bytes");
         out.put_u32_le(self.epoch);
         put_name(out, &self.name);
         out.put_slice(&self.data);
@@ -33,7 +46,8 @@ impl Offer {
         let mut r = Reader::new(payload);
         let epoch = r.u32("offer.epoch")?;
         let name_len = usize::from(r.u8("offer.name")?);
-        Ok(Self { epoch, name: r.string(name_len, "offer.name")?, data: r.rest() })
+        let name = r.string(name_len, "offer.name")?;
+        Ok(Self { epoch, name, data: read_data(r, "offer.data")? })
     }
 }
 
@@ -42,13 +56,18 @@ impl Offer {
 pub struct Answer {
     /// The epoch of the OFFER.
     pub epoch: u32,
-    /// The transport's own answer.
+    /// The transport's own answer, of up to [`MAX_SWITCH_DATA`] bytes.
     pub data: Bytes,
 }
 
 impl Answer {
     /// Appends the payload.
+    ///
+    /// # Panics
+    ///
+    /// If there are too many data.
     pub fn encode(&self, out: &mut BytesMut) {
+        assert!(self.data.len() <= MAX_SWITCH_DATA, "the caller keeps data to 512 bytes");
         out.put_u32_le(self.epoch);
         out.put_slice(&self.data);
     }
@@ -56,7 +75,8 @@ impl Answer {
     /// Reads the payload.
     pub fn decode(payload: Bytes) -> Result<Self, WireError> {
         let mut r = Reader::new(payload);
-        Ok(Self { epoch: r.u32("answer.epoch")?, data: r.rest() })
+        let epoch = r.u32("answer.epoch")?;
+        Ok(Self { epoch, data: read_data(r, "answer.data")? })
     }
 }
 
@@ -175,6 +195,6 @@ impl Down {
             pulls.push(Pull { seq: r.u32("down.pull")? });
         }
         let len = r.remaining();
-        Ok(Self { epoch, rx_seq, reason, pulls, detail: r.string(len, "down.detail")? })
+        Ok(Self { epoch, rx_seq, reason, pulls, detail: r.text(len, MAX_TEXT, "down.detail")? })
     }
 }

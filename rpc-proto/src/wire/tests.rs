@@ -144,6 +144,28 @@ fn texts_are_cut_between_characters_so_that_their_frames_are_short() {
 }
 
 #[test]
+fn texts_that_their_senders_did_not_cut_are_cut() {
+    let text = [b'x'; 40_000];
+    let close = Close::decode([&[0], &text[..]].concat().into()).unwrap();
+    assert_eq!(close.reason, "x".repeat(489) + "… (cut: 40,000 bytes)");
+    assert_eq!(Goaway::decode([&[0; 8], &text[..]].concat().into()).unwrap().reason.len(), 512);
+    assert_eq!(Down::decode([&[0; 11], &text[..]].concat().into()).unwrap().detail.len(), 512);
+    let len = (text.len() as u32).to_le_bytes();
+    let status = decode_status([&[0; 4], &len, &text[..]].concat().into()).unwrap();
+    assert_eq!(status.message().len(), 16 * 1024);
+}
+
+#[test]
+fn the_data_of_an_offer_are_short_and_keep_no_longer_buffer() {
+    let frame = Bytes::from(vec![0; 9 + 512]);
+    assert_eq!(Offer::decode(frame.slice(4..)).unwrap().data.len(), 512);
+    assert_eq!(Answer::decode(frame.slice(5..)).unwrap().data.len(), 512);
+    assert!(frame.is_unique());
+    assert_eq!(Offer::decode(frame.slice(3..)).unwrap_err().what, "offer.data");
+    assert_eq!(Answer::decode(frame.slice(4..)).unwrap_err().what, "answer.data");
+}
+
+#[test]
 fn a_hello_that_can_not_work_is_refused() {
     let mut rng = Rng::with_seed(SEED);
     let good = Hello::random(&mut rng);

@@ -40,8 +40,9 @@ pub(super) fn put_name(out: &mut BytesMut, name: &str) {
     out.put_slice(name.as_bytes());
 }
 
-/// A text for a person is cut to this many bytes when it is sent, so that its frame fits on any link.
-const MAX_TEXT: usize = 512;
+/// A text for a person is cut to this many bytes when it is sent, so that its frame fits on any link, and when it is read, so that
+/// no peer has it kept at any length.
+pub(super) const MAX_TEXT: usize = 512;
 
 /// Appends a text for a person, to the end of the frame.
 pub(super) fn put_text(out: &mut BytesMut, text: &str) {

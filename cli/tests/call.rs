@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
 mod common;
+mod files;
 mod input;
 
 use std::collections::BTreeMap;
@@ -240,6 +241,22 @@ fn streams_go_line_by_line_each_way() {
     assert!(wrong.contains("line 2 of standard input: it is no JSON"), "{wrong}");
     let broken = call(&server, "Zoo/count", &["[12, 20]"]).unwrap_err();
     assert!(broken.contains("OUT_OF_RANGE: not that"), "{broken}");
+}
+
+#[test]
+fn arguments_come_from_files_and_standard_input() {
+    let server = server();
+    let file = files::path("arguments.json");
+    std::fs::write(&file, "[\"abc\"]\n").unwrap();
+    let given = format!("@{}", file.display());
+    assert_eq!(call(&server, "Tunnel/turn", &[&given]).unwrap(), "\"cba\"\n");
+    assert_eq!(input::call(&server.address, "Tunnel/turn", &["-"], "[\"xyz\"]\n").unwrap(), "\"zyx\"\n");
+    std::fs::write(&file, "[100]").unwrap();
+    assert_eq!(input::call(&server.address, "Zoo/sum", &[&given], "1\n2\n").unwrap(), "103\n");
+    let both = input::call(&server.address, "Zoo/sum", &["-"], "1\n").unwrap_err();
+    assert!(both.contains("give it as @FILE"), "{both}");
+    let absent = call(&server, "Tunnel/turn", &["@/absent.json"]).unwrap_err();
+    assert!(absent.contains("/absent.json can't be read: No such file"), "{absent}");
 }
 
 #[test]

@@ -4,6 +4,8 @@
 
 mod common;
 
+use std::io::Read;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use farcall::admin::Snapshot;
@@ -123,4 +125,42 @@ fn a_server_without_admin_is_said_to_be() {
     let output = farcall(&["top", &address, "--count", "1"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(complaint(&output).contains("with_admin"), "{}", complaint(&output));
+}
+
+/// A server at this address, until the runtime ends.
+fn serve(address: &str) -> (tokio::runtime::Runtime, String) {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let server = Server::builder().add(WorkServer::new(Worker)).with_admin().bind(address);
+    let server = runtime.block_on(server).unwrap();
+    let address = server.local_addr().to_string();
+    runtime.spawn(server.serve());
+    (runtime, address)
+}
+
+#[test]
+fn a_server_that_is_started_again_is_watched_on() {
+    let (first, address) = serve("127.0.0.1:0");
+    let command =
+        format!("stty rows 30 cols 200; {} top {address} --every 0.1", env!("CARGO_BIN_EXE_farcall"));
+    // See script(1): the command has a terminal.
+    let mut terminal = Command::new("script");
+    terminal.args(["--quiet", "--return", "--command", &command, "/dev/null"]);
+    let mut top = terminal.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut shown = top.stdout.take().unwrap();
+    let mut until = |what: &str| {
+        let (mut text, mut piece) = (String::new(), [0; 4096]);
+        while !text.contains(what) {
+            let len = shown.read(&mut piece).unwrap();
+            assert!(len > 0, "it has ended: {text}");
+            text += &String::from_utf8_lossy(&piece[..len]);
+        }
+    };
+    until("connections");
+    drop(first);
+    until("No answer");
+    let (_second, _) = serve(&address);
+    // The page comes again without the first line.
+    until("\x1b[H\x1b[K\x1b[1mup ");
+    top.kill().unwrap();
+    top.wait().unwrap();
 }

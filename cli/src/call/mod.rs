@@ -5,6 +5,7 @@ mod postcard;
 pub(crate) mod protobuf;
 mod signature;
 
+use std::borrow::Cow;
 use std::io::BufRead;
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,6 +33,7 @@ use crate::target::{By, Target};
 Examples:
   farcall call db1 shop.v1.Kv/put '{\"key\": \"greeting\", \"value\": \"hello\"}'
   farcall call db1 Kv/get '[\"greeting\"]' --timeout 0.5 --metadata token=secret
+  farcall call db1 Kv/put @put.json
   seq 3 | farcall call db1 Orders/import
 
 Exit status: 0 answered, 1 the call failed, 64 wrong arguments")]
@@ -40,7 +42,8 @@ pub(crate) struct Call {
     target: Target,
     /// SERVICE/METHOD. The package may be left out where the rest is clear
     method: String,
-    /// The arguments as JSON. `farcall describe HOST SERVICE/METHOD` prints some to begin from
+    /// The arguments as JSON, @FILE with them, or - for standard input. `farcall describe HOST SERVICE/METHOD` prints some to begin
+    /// from
     arguments: Option<String>,
     /// Give up after so many seconds
     #[arg(long, default_value_t = 10.0, value_parser = number(0.001..=1e6))]
@@ -77,7 +80,8 @@ async fn made(
             method.name
         )));
     }
-    let payload = encoded(forms, arguments.arguments.as_deref())?;
+    let given = arguments.arguments.as_deref().map(|given| text(given, forms.requests.is_some()));
+    let payload = encoded(forms, given.transpose()?.as_deref())?;
     let timeout = Duration::from_secs_f64(arguments.timeout);
     let metadata = metadata(&arguments.metadata)?;
     let client = Client::new(channel, info(service, method, method.fingerprint));
@@ -117,6 +121,20 @@ pub(crate) fn info(service: &Service, method: &reflection::Method, fingerprint: 
 fn metadata(given: &[String]) -> Result<Vec<(&str, &str)>, Failure> {
     let pair = |text: &&str| Failure::usage(format!("`{text}` is no metadata: write NAME=VALUE"));
     given.iter().map(String::as_str).map(|text| text.split_once('=').ok_or_else(|| pair(&text))).collect()
+}
+
+/// Returns the JSON of the arguments: the text itself, or where it says that it is.
+fn text(given: &str, streams: bool) -> Result<Cow<'_, str>, Failure> {
+    let (read, place) = match (given, given.strip_prefix('@')) {
+        ("-", _) if streams => {
+            let why = "standard input has the stream of arguments; write the others to a file, and give it as @FILE";
+            return Err(Failure::usage(why));
+        }
+        ("-", _) => (std::io::read_to_string(std::io::stdin()), "standard input"),
+        (_, Some(file)) => (std::fs::read_to_string(file), file),
+        _ => return Ok(given.into()),
+    };
+    read.map(Cow::Owned).map_err(|why| Failure::usage(format!("{place} can't be read: {why}")))
 }
 
 /// Returns the message of the arguments.

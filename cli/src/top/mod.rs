@@ -10,11 +10,12 @@ use std::time::Duration;
 
 use clap::Args;
 use farcall::admin::{AdminClient, Snapshot};
+use farcall::{Code, Status};
 
 use self::screen::{Resizes, Screen};
 use self::table::Size;
 use crate::number;
-use crate::output::{self, Failure};
+use crate::output::{self, BAD, Failure, foreign};
 use crate::target::{By, Target};
 
 /// Watch what a server does: calls, connections, memory, devices.
@@ -46,7 +47,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     crate::runtime(1)?.block_on(async {
         let admin = AdminClient::new(&arguments.target.connect(By::Auto).await?);
-        let first = look(&admin).await?;
+        let first = look(&admin).await.map_err(|status| unanswered(&status))?;
         // A number of looks is a text, which stays.
         if arguments.json || arguments.count.is_some() || !screen::is_there() {
             return print(arguments, &admin, first).await;
@@ -62,7 +63,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
 /// Prints one look after the other.
 async fn print(arguments: &Arguments, admin: &AdminClient, mut last: Snapshot) -> Result<u8, Failure> {
     for number in 1.. {
-        let now = next(arguments, admin).await?;
+        let now = next(arguments, admin).await.map_err(|status| unanswered(&status))?;
         if arguments.json {
             let line = serde_json::to_string(&now).map_err(Failure::no)?;
             output::print_answer(&format!("{line}\n"))?;
@@ -78,7 +79,8 @@ async fn print(arguments: &Arguments, admin: &AdminClient, mut last: Snapshot) -
     Ok(0)
 }
 
-/// Shows each look until the next, and again where the screen has another size.
+/// Shows each look until the next, and again where the screen has another size. A server that does not answer may be starting
+/// again, so it is asked on.
 async fn watch(
     arguments: &Arguments,
     admin: &AdminClient,
@@ -87,28 +89,43 @@ async fn watch(
 ) -> Result<u8, Failure> {
     let mut resizes = Resizes::new();
     // The first page is about all of the server's time.
-    let (mut last, mut now) = (Snapshot::default(), first);
+    let (mut last, mut now, mut away) = (Snapshot::default(), first, None);
     loop {
         let mut following = pin!(next(arguments, admin));
         let following = loop {
             let size = screen::size();
-            screen.show(&page::render(&last, &now, size), size)?;
+            let page = page::render(&last, &now, size);
+            screen.show(&away.iter().chain([&page]).map(String::as_str).collect::<String>(), size)?;
             tokio::select! {
-                following = &mut following => break following?,
+                following = &mut following => break following,
                 () = resizes.next() => {}
             }
         };
-        last = mem::replace(&mut now, following);
+        match following {
+            // Another process may answer, whose counts begin anew.
+            Ok(following) if away.take().is_some() => (last, now) = (Snapshot::default(), following),
+            Ok(following) => last = mem::replace(&mut now, following),
+            Err(status) if [Code::Unavailable, Code::DeadlineExceeded].contains(&status.code()) => {
+                away = Some(format!(
+                    "{BAD}No answer: {}. Below is what was seen last.{BAD:#}\n",
+                    foreign(&status.to_string())
+                ));
+            }
+            Err(status) => return Err(unanswered(&status)),
+        }
     }
 }
 
 /// Waits, and takes the next look.
-async fn next(arguments: &Arguments, admin: &AdminClient) -> Result<Snapshot, Failure> {
+async fn next(arguments: &Arguments, admin: &AdminClient) -> Result<Snapshot, Status> {
     tokio::time::sleep(Duration::from_secs_f64(arguments.every)).await;
     look(admin).await
 }
 
-async fn look(admin: &AdminClient) -> Result<Snapshot, Failure> {
-    let snapshot = admin.snapshot().timeout(PATIENCE).await;
-    snapshot.map_err(|status| Failure::of_call(&status, "with_admin()"))
+async fn look(admin: &AdminClient) -> Result<Snapshot, Status> {
+    admin.snapshot().timeout(PATIENCE).await
+}
+
+fn unanswered(status: &Status) -> Failure {
+    Failure::of_call(status, "with_admin()")
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use farcall_core::transport::{self, Attempt, BoxFuture, Candidate, Reason, Upgrade};
 use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
 
 #[cfg(feature = "testing")]
 use crate::buffer::Registered;
@@ -38,7 +39,12 @@ struct Shared {
     logged: Mutex<HashSet<Reason>>,
     /// The faults and warnings of this machine that were found last, and when.
     found: Mutex<Option<(Instant, Vec<Finding>)>>,
+    /// A permit for each thread that finds or starts an endpoint.
+    threads: Arc<Semaphore>,
 }
+
+/// How many threads find or start endpoints at once. Each session needs that for a moment, and others do not get a thread each.
+const THREADS: usize = 4;
 
 impl RdmaUpgrade {
     /// RDMA through this machine's devices.
@@ -62,7 +68,8 @@ impl RdmaUpgrade {
 
     fn on(machine: Arc<DeviceRegistry>, config: RdmaConfig) -> Self {
         let (endpoints, logged, found) = Default::default();
-        Self(Arc::new(Shared { machine, config, endpoints, logged, found }))
+        let threads = Arc::new(Semaphore::new(THREADS));
+        Self(Arc::new(Shared { machine, config, endpoints, logged, found, threads }))
     }
 
     /// Returns the endpoints that it keeps running.
@@ -83,8 +90,11 @@ impl RdmaUpgrade {
         pick: impl FnOnce(&Addresses) -> (usize, T) + Send + 'static,
     ) -> Result<(Arc<Endpoint>, LocalPath, T), transport::Unavailable> {
         let (runtime, shared) = (Handle::current(), Arc::clone(&self.0));
+        let addresses = shared.machine.addresses(&shared.config, local).await;
+        let addresses = addresses.map_err(|reason| self.log(reason.into()))?;
+        let thread = Arc::clone(&shared.threads).acquire_owned().await;
         let task = tokio::task::spawn_blocking(move || {
-            let addresses = shared.machine.addresses(&shared.config, local)?;
+            let _thread = thread;
             let (index, picked) = pick(&addresses);
             let (endpoint, path) = shared.machine.endpoint(&addresses, index, &shared.config, &runtime)?;
             shared.keep(&endpoint);

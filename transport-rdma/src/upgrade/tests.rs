@@ -1,4 +1,8 @@
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use super::*;
+use crate::device::{Device, DeviceSummary, Interface};
+use crate::sim::{Fabric, SimHost};
 
 macro_rules! host {
     ($name:literal) => {
@@ -45,4 +49,37 @@ fn other_reasons_have_the_faults_alone() {
     let down = format!("{}\n== /sys/class/infiniband/rxe0/ports/1/state\n1: DOWN\n", host!("soft-roce"));
     assert_eq!(said(Reason::PortDown, &down), "no answer");
     assert!(said(Reason::ProbeLost, &down).contains("is DOWN"));
+}
+
+/// A machine that counts how often somebody looks at it.
+#[derive(Debug)]
+struct Watched(SimHost, AtomicUsize);
+
+impl Host for Watched {
+    fn devices(&self) -> Result<Vec<DeviceSummary>, Unavailable> {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        // As long as it takes on a large machine.
+        std::thread::sleep(Duration::from_millis(10));
+        self.0.devices()
+    }
+
+    fn interfaces(&self) -> Vec<Interface> {
+        self.0.interfaces()
+    }
+
+    fn open(&self, device: &DeviceSummary, config: &RdmaConfig) -> Result<Arc<dyn Device>, Unavailable> {
+        self.0.open(device, config)
+    }
+}
+
+#[tokio::test]
+async fn sessions_that_begin_together_share_a_look_at_the_machine() {
+    let host = Arc::new(Watched(Fabric::new(1).host([10, 0, 0, 1].into()), AtomicUsize::new(0)));
+    let upgrade = RdmaUpgrade::with_host(host.clone(), RdmaConfig::default());
+    let sessions: Vec<_> = (0..1000).map(|_| tokio::spawn(upgrade.announce())).collect();
+    for session in sessions {
+        assert!(session.await.unwrap().is_ok());
+    }
+    // The first one's, and one that began when all others waited.
+    assert_eq!(host.1.load(Ordering::Relaxed), 2);
 }

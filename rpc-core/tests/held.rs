@@ -16,7 +16,7 @@ use farcall_core::memory::PeerMemory;
 use farcall_core::metadata::Metadata;
 use farcall_core::payload::{Encoder, Payload};
 use farcall_core::proto::wire::{
-    Cancel, Content, FrameType, Hello, ItemHead, RequestHead, encode_metadata, features,
+    Bind, Cancel, Content, FrameType, Hello, ItemHead, RequestHead, Upgrade, encode_metadata, features,
 };
 use farcall_core::server::ServerCore;
 use farcall_core::service::{HandlerFuture, IncomingCall, Service, ServiceInfo};
@@ -87,6 +87,48 @@ async fn the_list_of_empty_attachments_of_a_call() {
     until_held(&host, |peer| peer.arguments, list..=list + 8 * KIB).await;
     cancel(&mut peer, 1);
     until_held(&host, |peer| peer.arguments, 0..=0).await;
+}
+
+#[tokio::test]
+async fn services_that_a_client_announces() {
+    const COUNT: u16 = 10_000;
+    let (host, _) = host(plain(limits()));
+    let mut peer = greeted(&host).await;
+    let before = host.memory().used();
+    for service in 0..COUNT {
+        let bind = Bind { service, name: "x".into(), codec: "raw".into(), methods: Vec::new() };
+        let mut payload = BytesMut::new();
+        bind.encode(&mut payload);
+        peer.session_frame(FrameType::BIND, 0, 0, payload);
+        if service % 1000 == 0 {
+            tokio::task::yield_now().await;
+        }
+    }
+    // Each has two texts, and a place in a list that doubles.
+    let least = usize::from(COUNT) * 150;
+    until_held(&host, |peer| peer.sessions, before + least..=before + 3 * least).await;
+    drop(peer);
+    until_held(&host, |peer| peer.sessions, 0..=0).await;
+}
+
+/// A HELLO may have 128 KiB. What the server uses of it is copied.
+#[tokio::test]
+async fn nothing_of_a_hello() {
+    let (host, _) = host(plain(limits()));
+    let (near, far) = memory::pair();
+    host.serve(far);
+    let upgrade = |name: &str| Upgrade { name: name.into(), reason: 0, data: vec![7; 30_000].into() };
+    let upgrades = vec![upgrade("other"), upgrade("rdma"), upgrade("rdma")];
+    let mut payload = BytesMut::new();
+    Hello { upgrades, auth: vec![7; 30_000].into(), ..hello() }.encode(&mut payload);
+    let hello = payload.freeze();
+    let mut peer = Peer::new(near);
+    peer.link_frame(FrameType::HELLO, hello.clone());
+    assert!(!hello.is_unique());
+    peer.read();
+    peer.expect(FrameType::HELLO).await;
+    until("the session begins", || !host.connections().is_empty()).await;
+    until("the HELLO is kept", || hello.is_unique()).await;
 }
 
 /// A message of a stream counts until all of its items are read, because it is kept until then.

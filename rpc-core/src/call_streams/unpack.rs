@@ -4,7 +4,7 @@ use std::task::{Context as TaskContext, Poll, ready};
 
 use super::call::{CallStreams, Ended};
 use crate::compress::{Compression, Room};
-use crate::memory::{Gauge, Use};
+use crate::memory::{Account, Gauge, Use};
 use crate::metadata::AnswerMetadata;
 use crate::payload::Payload;
 use crate::proto::wire::{Content, EndReason, ItemHead, WireError, encode_status};
@@ -16,10 +16,9 @@ pub(super) struct Unpack {
     by: Compression,
     head: ItemHead,
     len: u64,
+    /// `None`: it was returned.
     item: Option<BoxFuture<Result<(Payload, Room), Status>>>,
     room: Option<Room>,
-    /// Counts the memory of the items. `None`: the connection is gone.
-    gauge: Option<Gauge>,
 }
 
 impl Unpack {
@@ -33,18 +32,21 @@ impl Unpack {
     ) -> Result<Box<Self>, WireError> {
         let (by, is_answer) = (payload.compression(), streams.is_answer());
         let unpacking = streams.unpacking().clone();
-        let gauge = streams.table().map(|table| Gauge::new(table.sender.account(), Use::Items));
         let admitted = match payload.as_packed() {
             Some(packed) => unpacking.admit(packed)?,
             None => Ok(()),
         };
+        // Items outlive their connection, which has no limit any more.
+        let account = streams.table().map(|table| table.sender.account().clone());
+        let account = account.unwrap_or_else(|| Account::unlimited(None));
+        let gauge = Gauge::new(&account, Use::Items);
         let item: BoxFuture<_> = Box::pin(async move {
             let what = "an item of the stream";
             let whose = if is_answer { "the client's" } else { "the server's" };
             admitted.map_err(|too_long| too_long.status(what, whose))?;
-            unpacking.unpack(payload).await.map_err(|why| why.status(what))
+            unpacking.unpack(payload, gauge).await.map_err(|why| why.status(what))
         });
-        Ok(Box::new(Self { by, head, len, item: Some(item), room: None, gauge }))
+        Ok(Box::new(Self { by, head, len, item: Some(item), room: None }))
     }
 
     pub(super) fn by(&self) -> Compression {
@@ -63,7 +65,6 @@ impl Unpack {
         self.item = None;
         Poll::Ready(unpacked.map_err(failed).map(|(payload, room)| {
             self.room = Some(room);
-            self.gauge.iter_mut().for_each(|gauge| gauge.set(payload.memory()));
             (self.head, Content { payload, ..Content::default() }, self.len)
         }))
     }
@@ -71,7 +72,6 @@ impl Unpack {
     /// Frees the memory of items that have been read.
     pub(super) fn give_back(&mut self) {
         self.room = None;
-        self.gauge.iter_mut().for_each(|gauge| gauge.set(0));
     }
 }
 

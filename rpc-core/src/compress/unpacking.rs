@@ -6,6 +6,7 @@ use tokio::sync::Semaphore;
 
 use super::{CantUnpack, LONG, unpack};
 use crate::decoding::{self, VERY_LONG};
+use crate::memory::Gauge;
 use crate::payload::{Packed, Payload};
 use crate::proto::wire::WireError;
 use crate::refusal::refusal;
@@ -19,11 +20,12 @@ pub(crate) struct Unpacking {
     room: Semaphore,
 }
 
-/// A share of the [room](Unpacking), freed when it is dropped.
+/// A share of the [room](Unpacking), and the count of the memory that is in it. Both are freed when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Room {
     of: Arc<Unpacking>,
     len: usize,
+    gauge: Gauge,
 }
 
 impl Unpacking {
@@ -44,8 +46,12 @@ impl Unpacking {
     }
 
     /// Unpacks an [admitted](Self::admit) message when there is room for it. Until then it takes no more memory than it
-    /// arrived in.
-    pub(crate) async fn unpack(self: Arc<Self>, payload: Payload) -> Result<(Payload, Room), CantUnpack> {
+    /// arrived in. `gauge` counts the memory from before it is taken, and refuses what its account has no room for.
+    pub(crate) async fn unpack(
+        self: Arc<Self>,
+        payload: Payload,
+        gauge: Gauge,
+    ) -> Result<(Payload, Room), CantUnpack> {
         // At most the length of a message, which is at most the whole room; so it becomes available at some time.
         let len = payload.as_packed().and_then(|packed| u32::try_from(packed.unpacked_len()).ok());
         let len = len.ok_or(CantUnpack::Malformed)?;
@@ -54,12 +60,17 @@ impl Unpacking {
         }
         // The semaphore is never closed.
         self.room.acquire_many(len).await.map_err(|_| CantUnpack::NoMemory)?.forget();
-        let room = Room { of: self, len: len as usize };
+        let mut room = Room { of: self, len: len as usize, gauge };
+        if !room.gauge.account().has_room(room.len) {
+            return Err(CantUnpack::NoMemory);
+        }
+        room.gauge.set(room.len);
         let unpacked = match len as usize > VERY_LONG {
             true => decoding::apart(move || unpack(payload)).await,
             false => unpack(payload),
-        };
-        Ok((unpacked?, room))
+        }?;
+        room.gauge.set(unpacked.memory());
+        Ok((unpacked, room))
     }
 }
 
@@ -82,5 +93,32 @@ impl TooLong {
             "{what}: {len} bytes when unpacked, but {whose} limits.max_message is {max}; raise it there, or send less"
         );
         refusal(Code::ResourceExhausted, message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use farcall_proto::compress::Compression;
+
+    use super::*;
+    use crate::compress::pack;
+    use crate::memory::{Account, Budget, Use};
+
+    #[tokio::test]
+    async fn what_the_budget_has_no_room_for_is_not_unpacked() {
+        const LEN: usize = 500 << 10;
+        let account = Account::open(Budget::new(1 << 20), None);
+        let unpacking = Unpacking::new(1 << 20, 8 << 20);
+        let packed = pack(Compression::Lz4, &Payload::from_body(vec![7; LEN].into())).unwrap();
+        let unpack =
+            async || unpacking.clone().unpack(packed.clone(), Gauge::new(&account, Use::Arguments)).await;
+        let (payload, first) = unpack().await.unwrap();
+        assert!(payload.len() == LEN && account.held(Use::Arguments) >= LEN);
+        let (_, _second) = unpack().await.unwrap();
+        assert!(matches!(unpack().await, Err(CantUnpack::NoMemory)));
+        // A refusal holds nothing.
+        assert_eq!(account.held(Use::Arguments), 2 * LEN.next_multiple_of(4096));
+        drop(first);
+        assert!(unpack().await.is_ok());
     }
 }

@@ -90,6 +90,11 @@ impl Connection {
         }
     }
 
+    /// Notes that the stream link has ended, and sends no more.
+    pub(super) fn note_gone(&self) {
+        self.gone.send_replace(true);
+    }
+
     /// Resolves when the stream link has ended, too, after its last bytes were sent.
     pub(crate) async fn gone(&self) {
         // Can't fail, because `self` holds the sender.

@@ -12,7 +12,7 @@ use crate::proto::wire::{FrameType, Frames, Header, WireError};
 use crate::transport::{BoxFuture, LinkEnd, LinkHandler};
 
 /// The handler of a connection's link. A link that drops it without reporting its end has lost its task, with its
-/// runtime.
+/// runtime. The stream link has it until its last bytes have left, and its socket serves nobody.
 pub(super) struct LinkReceiver {
     connection: Arc<Connection>,
     route: Route,
@@ -123,6 +123,9 @@ impl Drop for LinkReceiver {
     fn drop(&mut self) {
         if !self.ended.load(Ordering::Relaxed) {
             self.closed(LinkEnd::failed("its task was dropped: the runtime that it ran on was shut down"));
+        }
+        if self.route == Route::Stream {
+            self.connection.note_gone();
         }
     }
 }

@@ -171,7 +171,7 @@ pub struct Connection {
     stage: AtomicU8,
     upgrading: watch::Sender<Upgrading>,
     retry: retry::Retry,
-    /// Whether the stream link has ended.
+    /// Whether the stream link has ended, and sends no more.
     gone: watch::Sender<bool>,
     /// The memory of the connection itself.
     _gauge: Gauge,

@@ -49,7 +49,7 @@ impl Receiving {
             attempt: None,
             pings: Pings::default(),
             in_order: InOrder::new(),
-            announced: RemoteServices::default(),
+            announced: RemoteServices::new(account),
             last_call: 0,
             gauge: Gauge::new(account, Use::Partial),
             buffers: Gauge::new(account, Use::Partial),
@@ -379,7 +379,6 @@ impl Connection {
             self.sender.stream().close();
         }
         self.sender.meter().tell_now(&self.sender);
-        self.gone.send_replace(true);
     }
 
     /// Closes the connection because the peer broke the protocol, or because this side has no memory for a frame. None of the

@@ -32,30 +32,30 @@ impl Connection {
         Ok(guard.keep())
     }
 
-    /// Begins a session as its server, with calls going to `registry`. Returns when the client's HELLO has arrived. Closes it,
-    /// if `displaced` ends first.
-    pub(crate) async fn accept(
+    /// Begins a session as its server, with calls going to `registry`. Must be called within a tokio runtime.
+    pub(crate) fn accept(
         stream: Arc<dyn Link>,
         settings: Arc<Settings>,
         account: Arc<Account>,
         registry: Arc<Registry>,
-        displaced: impl Future<Output = String>,
-    ) -> Result<Arc<Self>, Status> {
+    ) -> Arc<Self> {
         let class = TrafficClass::Normal; // Until its HELLO says otherwise.
-        let connection = Self::start(Role::Server, class, stream, settings, account, Some(registry));
-        let guard = CloseOnDrop(Some(connection));
+        Self::start(Role::Server, class, stream, settings, account, Some(registry))
+    }
+
+    /// Server: waits until the client's HELLO has arrived. Closes the connection, if `displaced` ends first.
+    pub(crate) async fn greeted_unless(&self, displaced: impl Future<Output = String>) -> Result<(), Status> {
         tokio::select! {
             // A connection whose HELLO has arrived is no handshake any more.
             biased;
-            greeted = guard.greeted() => greeted?,
+            greeted = self.greeted() => greeted,
             why = displaced => {
-                let status = guard.status(why, Executed::No, Blame::Environment);
-                guard.close_as(CloseCode::Overloaded, status.clone());
-                guard.sender.stream().abort();
-                return Err(status);
+                let status = self.status(why, Executed::No, Blame::Environment);
+                self.close_as(CloseCode::Overloaded, status.clone());
+                self.sender.stream().abort();
+                Err(status)
             }
         }
-        Ok(guard.keep())
     }
 
     /// Tells a client that it can't be served, without reading what it sends. Returns when it was told, or its link has given up.
@@ -186,7 +186,7 @@ impl Connection {
         tokio::time::timeout(self.patience(), upgrade.diagnose(why.clone())).await.unwrap_or(why)
     }
 
-    pub(super) fn on_hello(&self, hello: Hello) -> Result<(), WireError> {
+    pub(super) fn on_hello(&self, mut hello: Hello) -> Result<(), WireError> {
         if let Some(status) = self.unusable(&hello) {
             let version = hello.version_min > VERSION || hello.version_max < VERSION;
             self.close_as(if version { CloseCode::Version } else { CloseCode::Required }, status);
@@ -201,6 +201,7 @@ impl Connection {
             self.receiving.lock().inbox.allow_described();
         }
         self.calls.admit(hello.max_calls);
+        self.keep_what_is_used(&mut hello);
         let upgrades = hello.upgrades.clone();
         if !self.sender.terms().set_peer(hello) {
             return Err(WireError::new("hello", "comes again"));
@@ -217,6 +218,21 @@ impl Connection {
             }
         }
         Ok(())
+    }
+
+    /// Drops what nothing here uses of a HELLO, which may have 128 KiB. The rest is no view of the frame.
+    fn keep_what_is_used(&self, hello: &mut Hello) {
+        hello.auth = Bytes::new();
+        let name = self.upgrade_name();
+        let upgrade = std::mem::take(&mut hello.upgrades).into_iter().find(|upgrade| upgrade.name == name);
+        hello.upgrades.extend(upgrade.map(|mut upgrade| {
+            upgrade.data = match self.role() {
+                Role::Client => Bytes::copy_from_slice(&upgrade.data),
+                // A client that wants to move sends its own data with the OFFER.
+                Role::Server => Bytes::new(),
+            };
+            upgrade
+        }));
     }
 
     /// Returns why no session is possible with this peer, if so.

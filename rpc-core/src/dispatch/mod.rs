@@ -12,7 +12,7 @@ mod serve;
 
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::task::Waker;
 
 use tokio::runtime::Handle;
@@ -25,6 +25,7 @@ use crate::admission::Share;
 use crate::call_streams::{Ended, StreamTable};
 use crate::compress::Unpacking;
 use crate::context::ConnectionContext;
+use crate::memory::{Gauge, Use};
 use crate::session::{InOrder, Sender};
 use crate::transport::Identity;
 
@@ -39,6 +40,8 @@ pub(crate) struct Dispatch {
     running: running::Running,
     limit: Arc<handler_limit::HandlerLimit>,
     share: Arc<Share>,
+    /// Counts the memory of the peer's identity.
+    identity: OnceLock<Gauge>,
     /// Whether the peer's last call is settled, so that later ones are refused.
     refuses: AtomicBool,
     ended: AtomicBool,
@@ -66,14 +69,18 @@ impl Dispatch {
             running: running::Running::default(),
             limit: handler_limit::HandlerLimit::new(most),
             share: Arc::default(),
+            identity: OnceLock::new(),
             refuses: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             runtime,
         })
     }
 
-    /// Notes who the peer is, for its calls.
+    /// Notes who the peer is, for its calls. A peer chooses the length of its certificates, so they count.
     pub(crate) fn set_identity(&self, identity: Arc<Identity>) {
+        let gauge = Gauge::holding(self.sender.account(), Use::Session, identity.memory());
+        // A connection has one HELLO.
+        let _ = self.identity.set(gauge);
         self.context.set_identity(identity);
     }
 

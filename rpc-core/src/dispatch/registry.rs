@@ -12,6 +12,7 @@ use crate::class::TrafficClass;
 use crate::config;
 use crate::context::Drain;
 use crate::interface::{Kind, ServiceInfo};
+use crate::memory::{Account, Gauge, Use};
 use crate::proto::wire::{Bind, BindMethod, MAX_BIND_BYTES, WireError, list_of};
 use crate::refusal::refusal;
 use crate::service::{HandlerFuture, IncomingCall, Service};
@@ -35,14 +36,23 @@ impl fmt::Debug for Registry {
 }
 
 /// The services that a client has announced, by its index.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct RemoteServices {
     services: Vec<BoundService>,
     /// The total length of their BINDs, in bytes.
     bytes: usize,
+    /// The memory that the services hold apart from the list, in bytes.
+    memory: usize,
+    /// Counts it, and the list.
+    gauge: Gauge,
 }
 
 impl RemoteServices {
+    /// Returns an empty list whose memory counts in the account.
+    pub(crate) fn new(account: &Arc<Account>) -> Self {
+        Self { services: Vec::new(), bytes: 0, memory: 0, gauge: Gauge::new(account, Use::Session) }
+    }
+
     /// Adds the service that a BIND announces. The total is limited, because BINDs could come for ever.
     pub(super) fn add(&mut self, registry: &Registry, payload: Bytes) -> Result<(), WireError> {
         self.bytes += payload.len();
@@ -53,7 +63,11 @@ impl RemoteServices {
         if usize::from(bind.service) != self.services.len() {
             return Err(WireError::new("bind.service", "is not the next index"));
         }
-        self.services.push(registry.bind(bind)?);
+        let bound = registry.bind(bind)?;
+        self.services.try_reserve(1).map_err(|_| WireError::no_memory("bind"))?;
+        self.memory += bound.memory();
+        self.services.push(bound);
+        self.gauge.set(self.memory + self.services.capacity() * size_of::<BoundService>());
         Ok(())
     }
 
@@ -62,6 +76,9 @@ impl RemoteServices {
         self.services.get(usize::from(index))
     }
 }
+
+/// What an allocator takes beside the bytes that were asked for, of short ones at most.
+const ALLOCATED: usize = 32;
 
 /// A service that a client has announced.
 pub(super) struct BoundService {
@@ -73,6 +90,14 @@ pub(super) struct BoundService {
     service: Option<usize>,
     /// The match for each of the client's methods.
     methods: Vec<Match>,
+}
+
+impl BoundService {
+    /// Returns the memory that it holds, in bytes.
+    fn memory(&self) -> usize {
+        let texts = [&self.name, &self.codec].map(|text| ALLOCATED + text.capacity());
+        texts.iter().sum::<usize>() + self.methods.capacity() * size_of::<Match>()
+    }
 }
 
 /// A method that can be called, by index.

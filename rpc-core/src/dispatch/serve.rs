@@ -193,17 +193,16 @@ impl Dispatch {
             return self.registry.call(found, request);
         }
         let ((service, method), unpacking) = (self.registry.service(found), self.unpacking.clone());
-        let account = self.sender.account().clone();
+        let gauge = Gauge::new(self.sender.account(), Use::Arguments);
         Box::pin(async move {
             if !is_packed {
                 in_task().await;
                 return service::call(service, method, request).await;
             }
             let IncomingCall { context, payload, streams } = request;
-            match unpacking.unpack(payload).await {
+            match unpacking.unpack(payload, gauge).await {
                 // The room is held until the handler is done with the arguments.
                 Ok((payload, _room)) => {
-                    let _gauge = Gauge::holding(&account, Use::Arguments, payload.memory());
                     service::call(service, method, IncomingCall { context, payload, streams }).await
                 }
                 Err(why) => Reply::Status(why.status("the arguments").with_executed(Executed::No)),

@@ -122,7 +122,7 @@ impl Account {
     }
 
     /// Returns the bytes that are held for this use.
-    pub(super) fn held(&self, of: Use) -> usize {
+    pub(crate) fn held(&self, of: Use) -> usize {
         self.held[of as usize].load(Ordering::Relaxed)
     }
 

@@ -98,14 +98,17 @@ impl ServerCore {
         };
         let host = self.clone();
         let account = Account::open(self.memory.clone(), address);
+        let connection = Connection::accept(link, host.settings.clone(), account, host.registry.clone());
         tokio::spawn(async move {
-            let (settings, registry) = (host.settings.clone(), host.registry.clone());
-            let displaced = arrival.handshake_displaced();
-            let accepted = Connection::accept(link, settings, account, registry, displaced).await;
+            let greeted = connection.greeted_unless(arrival.handshake_displaced()).await;
             arrival.greeted();
-            match accepted {
-                Ok(connection) => host.keep(connection, &arrival).await,
-                Err(status) => tracing::debug!(?peer, %status, "a session was not established"),
+            match greeted {
+                Ok(()) => host.keep(connection, &arrival).await,
+                Err(status) => {
+                    tracing::debug!(?peer, %status, "a session was not established");
+                    // Its socket is there until then, so it has a place.
+                    connection.gone().await;
+                }
             }
         });
     }

@@ -9,7 +9,7 @@ use crate::proto::wire::{Frames, Header, WireError};
 
 /// The receiver of what a link delivers. Calls come one at a time, from the link's own task or from a caller that
 /// [polls](super::Link::busy_poll). None comes after [`closed`](Self::closed). The link keeps the handler until then, or until
-/// its task is dropped with the runtime.
+/// its task is dropped with the runtime. A link that sends something after that keeps it until it has no socket any more.
 pub trait LinkHandler: Send + Sync {
     /// Receives a frame. `Err`: the peer broke the protocol. The handler has then closed the connection, and the link
     /// delivers no more.

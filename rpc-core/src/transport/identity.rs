@@ -48,6 +48,13 @@ impl Identity {
         Self { subject: format!("uid={}", process.uid), process: Some(process), ..Self::default() }
     }
 
+    /// Returns the memory that it takes, in bytes. The connection has the certificates, too.
+    pub(crate) fn memory(&self) -> usize {
+        let names = self.dns_names.iter().chain(&self.uris).chain([&self.subject]);
+        let names: usize = names.map(|name| size_of::<String>() + name.len()).sum();
+        names + 2 * self.certificates.iter().map(Bytes::len).sum::<usize>()
+    }
+
     /// Returns a name for messages: the SPIFFE ID, else the first DNS name, else the subject.
     pub fn name(&self) -> &str {
         self.spiffe_id().or_else(|| self.dns_names.first().map(String::as_str)).unwrap_or(&self.subject)

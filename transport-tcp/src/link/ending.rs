@@ -15,6 +15,9 @@ use crate::stream::Stream;
 /// How long a closed link goes on sending what it had taken to a peer that reads slowly.
 const FLUSH: Duration = Duration::from_secs(10);
 
+/// How long it does so where the peer has ended the link. Nobody waits for more than the end.
+const FLUSH_AFTER_PEER: Duration = Duration::from_secs(1);
+
 /// How long a closed link waits for the peer to close too, as it does when it has read everything. Without it the last
 /// frames could be lost: a socket that is closed with unread data resets the connection, and forgets what it had still
 /// to send.
@@ -59,8 +62,9 @@ impl TcpLink {
     }
 
     /// Sends what was taken, says that no more comes, and lets the peer read it. `handler` may have a last frame for which
-    /// there was no room before.
+    /// there was no room before. `None`: the peer has ended the link.
     pub(super) async fn finish(&self, mut handler: Option<&dyn LinkHandler>) {
+        let flush = if handler.is_some() { FLUSH } else { FLUSH_AFTER_PEER };
         if self.aborted.load(Ordering::Acquire) {
             return;
         }
@@ -93,7 +97,7 @@ impl TcpLink {
                 }
             }
         };
-        let _ = tokio::time::timeout(FLUSH, flushed).await;
+        let _ = tokio::time::timeout(flush, flushed).await;
         let lingered = async {
             // An error means that the peer is gone: then there is nobody to tell.
             let _ = self.socket.stream.end().await;

@@ -185,6 +185,22 @@ pub(crate) async fn half_a_frame(mut attacker: Attacker) -> Attacker {
     attacker
 }
 
+/// Announces tens of thousands of services that the server does not have.
+pub(crate) async fn announced_services(mut attacker: Attacker) -> Attacker {
+    let mut frames = Vec::new();
+    for service in 1..60_000 {
+        let mut bind = BytesMut::new();
+        Bind { service, name: "x".into(), codec: String::new(), methods: Vec::new() }.encode(&mut bind);
+        attacker.seq += 1;
+        let header = Header { seq: attacker.seq, len: bind.len() as u32, ..Header::new(FrameType::BIND, 0) };
+        frames.extend_from_slice(&header.encode());
+        frames.extend_from_slice(&bind);
+    }
+    // The server may have closed it.
+    let _ = attacker.socket.write_all(&frames).await;
+    attacker
+}
+
 /// Sends short items that nobody reads. Each comes among frames that are skipped, with which it shares a buffer.
 pub(crate) async fn unread_items(mut attacker: Attacker) -> Attacker {
     const SKIPPED: FrameType = FrameType(0xbf);

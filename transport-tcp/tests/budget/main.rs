@@ -33,8 +33,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::Semaphore;
 
 use attackers::{
-    Attacker, compressed_zeros, empty_elements, half_a_frame, half_messages, hanging_calls, unread_answers,
-    unread_items,
+    Attacker, compressed_zeros, connected, empty_elements, half_a_frame, half_messages, hanging_calls,
+    unread_answers, unread_items,
 };
 use authority::{Authority, as_it_is};
 use server::{ECHO, HANG, HUGE, SLOW, Test, To, info, settings};
@@ -242,6 +242,28 @@ async fn one_address_gets_as_many_connections_as_it_may() {
     setup.until("connections end", || setup.server.connections().len() == 2).await;
     let _again = Attacker::new(setup.address, 2).await;
     setup.until("the address is accepted again", || setup.server.connections().len() == 3).await;
+}
+
+/// A connection that the server has closed has its place as long as its socket is there.
+#[tokio::test]
+async fn a_connection_that_is_no_session_has_a_place_until_it_is_gone() {
+    let mut settings = settings(LIMIT);
+    settings.limits.connections_per_address = 1;
+    let setup = Setup::with(settings, None).await;
+    let mut garbage = connected(setup.address, 2).await.unwrap();
+    garbage.write_all(&[&PREFACE[..], &[0xff; 64]].concat()).await.unwrap();
+    // The server has closed its half, and waits for the other one.
+    garbage.read_to_end(&mut Vec::new()).await.unwrap();
+    let refused = Attacker::new(setup.address, 2).await.reason().await.expect("a CLOSE");
+    assert!(refused.contains("limits.connections_per_address"), "{refused}");
+    drop(garbage);
+    loop {
+        let mut again = Attacker::new(setup.address, 2).await;
+        tokio::select! {
+            refused = again.reason() => assert!(refused.is_some()),
+            () = setup.until("the address is accepted again", || setup.server.connections().len() == 2) => break,
+        }
+    }
 }
 
 /// The honest client comes when a few addresses have all connections that the server takes.

@@ -27,9 +27,10 @@ const UNREAD_ITEMS: &str = "unread items";
 const EMPTY_ELEMENTS: &str = "lists of empty elements";
 const COMPRESSED_ZEROS: &str = "compressed zeros";
 const NO_HELLO: &str = "connections without a HELLO";
+const ANNOUNCEMENTS: &str = "services without end";
 
 /// The attacks,
-const ATTACKS: [&str; 9] = [
+const ATTACKS: [&str; 10] = [
     HALF_MESSAGES,
     HANGING_CALLS,
     UNREAD_ANSWERS,
@@ -39,6 +40,7 @@ const ATTACKS: [&str; 9] = [
     EMPTY_ELEMENTS,
     COMPRESSED_ZEROS,
     NO_HELLO,
+    ANNOUNCEMENTS,
 ];
 
 /// and the names of all at once.
@@ -158,7 +160,10 @@ async fn attack_until_killed() {
             UNREAD_ITEMS => tokio::spawn(again(server.clone(), from, attackers::unread_items)),
             EMPTY_ELEMENTS => tokio::spawn(again(server.clone(), from, attackers::empty_elements)),
             COMPRESSED_ZEROS => tokio::spawn(again(server.clone(), from, attackers::compressed_zeros)),
-            HALF_FRAMES => tokio::spawn(half_frames(server.clone(), from)),
+            HALF_FRAMES => tokio::spawn(again_and_keep(server.clone(), from, attackers::half_a_frame)),
+            ANNOUNCEMENTS => {
+                tokio::spawn(again_and_keep(server.clone(), from, attackers::announced_services))
+            }
             _ => tokio::spawn(silent_connections(server.clone(), from)),
         };
     }
@@ -271,15 +276,19 @@ async fn silent_connections(server: Attacked, n: u8) {
     }
 }
 
-/// Connects again and again, and sends all of a frame but its end.
-async fn half_frames(server: Attacked, n: u8) {
-    let mut halves = VecDeque::new();
+/// Attacks again and again, with a connection each time, and keeps many of them.
+async fn again_and_keep<F: Future<Output = Attacker> + Send + 'static>(
+    server: Attacked,
+    n: u8,
+    how: fn(Attacker) -> F,
+) {
+    let mut kept = VecDeque::new();
     loop {
         if let Some(attacker) = server.connect(n).await {
-            halves.push_back(attackers::half_a_frame(attacker).await);
+            kept.push_back(how(attacker).await);
         }
-        if halves.len() > KEPT {
-            halves.pop_front();
+        if kept.len() > KEPT {
+            kept.pop_front();
         }
     }
 }
@@ -322,6 +331,11 @@ async fn lists_of_empty_elements() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn compressed_zeros() {
     withstands(COMPRESSED_ZEROS, PLAIN).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn services_without_end() {
+    withstands(ANNOUNCEMENTS, PLAIN).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -111,7 +111,7 @@ async fn services_that_a_client_announces() {
     until_held(&host, |peer| peer.sessions, 0..=0).await;
 }
 
-/// A HELLO may have 128 KiB. What the server uses of it is copied.
+/// A HELLO may have 128 KiB. The server copies the parts that it uses.
 #[tokio::test]
 async fn nothing_of_a_hello() {
     let (host, _) = host(plain(limits()));

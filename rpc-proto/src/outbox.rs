@@ -29,7 +29,7 @@ pub enum Route {
 /// Frames that may go out between two fragments, so that many small messages do not stop a large one.
 const SMALL_RUN: u32 = 16;
 
-/// What a queued message takes beside its contents: itself, and an allocation for a short payload. Bytes.
+/// The memory of a queued message beside its contents: itself, and an allocation for a short payload. Bytes.
 const MESSAGE: usize = size_of::<Message>() + 64;
 
 /// The sending half of a session.

@@ -105,7 +105,7 @@ mod tests {
     use crate::memory::{Account, Budget, Use};
 
     #[tokio::test]
-    async fn what_the_budget_has_no_room_for_is_not_unpacked() {
+    async fn messages_without_room_in_the_budget_are_not_unpacked() {
         const LEN: usize = 500 << 10;
         let account = Account::open(Budget::new(1 << 20), None);
         let unpacking = Unpacking::new(1 << 20, 8 << 20);

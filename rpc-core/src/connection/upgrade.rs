@@ -100,7 +100,7 @@ impl Connection {
         let prepared = upgrade.offer(announced, &self.attempt_terms());
         let prepared = tokio::time::timeout(self.patience(), prepared).await;
         let prepared = prepared.unwrap_or_else(|_| Err(self.too_slow(self.patience())));
-        let (candidate, data) = match prepared.and_then(that_fits) {
+        let (candidate, data) = match prepared.and_then(fitting) {
             Ok(prepared) => prepared,
             // The peer knows of no attempt, so no DOWN is needed.
             Err(why) => {
@@ -156,7 +156,7 @@ impl Connection {
     async fn answer(self: Arc<Self>, upgrade: Arc<dyn Upgrade>, epoch: u32, offer: Bytes) {
         let result = tokio::time::timeout(self.patience(), async {
             let prepared = upgrade.answer(epoch, offer, &self.attempt_terms()).await?;
-            let (candidate, data) = that_fits(prepared)?;
+            let (candidate, data) = fitting(prepared)?;
             self.sender.send_link(FrameType::ANSWER, |out| Answer { epoch, data }.encode(out));
             candidate.complete(epoch, None).await
         });
@@ -355,7 +355,7 @@ impl Connection {
 }
 
 /// Refuses a link whose data for the peer its frame has no room for.
-fn that_fits(prepared: PreparedUpgrade) -> Result<PreparedUpgrade, Unavailable> {
+fn fitting(prepared: PreparedUpgrade) -> Result<PreparedUpgrade, Unavailable> {
     let len = prepared.1.len();
     if len > MAX_SWITCH_DATA {
         let detail = format!("its data for the peer has {len} bytes, and {MAX_SWITCH_DATA} may be sent");

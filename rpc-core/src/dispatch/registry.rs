@@ -77,7 +77,7 @@ impl RemoteServices {
     }
 }
 
-/// What an allocator takes beside the bytes that were asked for, of short ones at most.
+/// The bytes that an allocator takes beside those of a short text, at most.
 const ALLOCATED: usize = 32;
 
 /// A service that a client has announced.

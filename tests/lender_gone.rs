@@ -97,7 +97,7 @@ async fn transfers_of_a_lender_that_is_killed_fail_and_others_are_served() {
         let begun = async { (reads.recv().await, writes.recv().await) };
         tokio::time::timeout(PATIENCE, begun).await.expect("nothing moves");
         if stops {
-            lender.signal("STOP");
+            lender.stop();
         }
         lender.kill().await;
         for transfer in [reading, writing] {

@@ -59,7 +59,7 @@ async fn failures(client: &WhoClient, calls: usize, code: Code) -> usize {
 async fn a_server_that_is_stopped_costs_one_call_and_is_used_again_when_it_continues() {
     let (servers, channel) = two_servers().await;
     assert_eq!(share(&channel, 10).await, BTreeMap::from([(0, 5), (1, 5)]));
-    servers[1].signal("STOP");
+    servers[1].stop();
     let client = WhoClient::new(&channel);
     assert_eq!(failures(&client, 20, Code::DeadlineExceeded).await, 1);
     servers[1].signal("CONT");

@@ -192,7 +192,7 @@ async fn is_used_while_stopped(lender: &str) {
     let (address, mut arrivals) = served().await;
     let mut lender = Process::start(lender, &address);
     let (from, into, answer) = taken(&mut arrivals).await;
-    lender.signal("STOP");
+    lender.stop();
     let mut random = fastrand::Rng::with_seed(1);
     let content: Vec<u8> = pattern(7).collect();
     for i in 0..200 {
@@ -218,7 +218,7 @@ async fn pages_of_the_server_are_filled_and_emptied_while_their_lender_is_stoppe
     let (address, mut arrivals) = served().await;
     let mut lender = Process::start("part_lender", &address);
     let (from, into, answer) = taken(&mut arrivals).await;
-    lender.signal("STOP");
+    lender.stop();
     let pages = Region::zeroed(LEN + 13, Rights::NONE);
     let mut random = fastrand::Rng::with_seed(2);
     for i in 0..100 {

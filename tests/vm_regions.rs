@@ -125,7 +125,7 @@ async fn a_region_is_used_while_its_owner_is_stopped_and_not_when_it_is_killed()
     let region = OwnerClient::new(&channel).region().await.unwrap().on(&channel);
     until_direct(&region).await;
 
-    owner.signal("STOP");
+    owner.stop();
     let (before, mut random) = (direct_accesses(), fastrand::Rng::with_seed(1));
     for i in 0..200 {
         let at = random.usize(..LEN);

@@ -106,7 +106,7 @@ async fn a_server_that_is_stopped_for_a_moment_costs_no_call() {
     let load = Load::start(&work, 0, 8, &SIZES);
     for _ in 0..3 {
         load.go_on(20).await;
-        server.signal("STOP");
+        server.stop();
         tokio::time::sleep(Duration::from_millis(700)).await;
         server.signal("CONT");
     }
@@ -126,7 +126,7 @@ async fn calls_to_a_server_that_is_stopped_for_long_end_and_it_serves_again_afte
     let hanging = tokio::spawn(work.hang(1000 << 32).into_future());
     let load = Load::start(&work, 0, 8, &SIZES);
     load.go_on(20).await;
-    server.signal("STOP");
+    server.stop();
     let outcomes = load.fail().await;
     outcomes.all_say(&["no sign of the peer"]);
     let error = hanging.await.unwrap().unwrap_err();
@@ -155,7 +155,7 @@ async fn a_client_that_is_stopped_loses_no_call_and_holds_up_nobody_else() {
     let other = WorkClient::new(by_rdma(&address, &config()).await);
     let mut client = Process::start("part_careful_client", &address);
     assert_eq!(client.said(), "under load");
-    client.signal("STOP");
+    client.stop();
     let others = Load::start(&other, 100, 2, &SIZES);
     others.go_on(20).await;
     if long() {

@@ -39,11 +39,12 @@ struct Shared {
     logged: Mutex<HashSet<Reason>>,
     /// The faults and warnings of this machine that were found last, and when.
     found: Mutex<Option<(Instant, Vec<Finding>)>>,
-    /// A permit for each thread that finds or starts an endpoint.
+    /// A permit for each thread that looks for addresses, and for their endpoint.
     threads: Arc<Semaphore>,
 }
 
-/// How many threads find or start endpoints at once. Each session needs that for a moment, and others do not get a thread each.
+/// How many threads look for addresses at once. Each session needs that for a moment, and those that begin together must not have
+/// a thread each.
 const THREADS: usize = 4;
 
 impl RdmaUpgrade {
@@ -90,11 +91,11 @@ impl RdmaUpgrade {
         pick: impl FnOnce(&Addresses) -> (usize, T) + Send + 'static,
     ) -> Result<(Arc<Endpoint>, LocalPath, T), transport::Unavailable> {
         let (runtime, shared) = (Handle::current(), Arc::clone(&self.0));
-        let addresses = shared.machine.addresses(&shared.config, local).await;
-        let addresses = addresses.map_err(|reason| self.log(reason.into()))?;
+        let asked = Instant::now();
         let thread = Arc::clone(&shared.threads).acquire_owned().await;
         let task = tokio::task::spawn_blocking(move || {
             let _thread = thread;
+            let addresses = shared.machine.addresses(asked, &shared.config, local)?;
             let (index, picked) = pick(&addresses);
             let (endpoint, path) = shared.machine.endpoint(&addresses, index, &shared.config, &runtime)?;
             shared.keep(&endpoint);

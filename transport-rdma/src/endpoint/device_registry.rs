@@ -24,7 +24,7 @@ use crate::verbs::SystemHost;
 pub(crate) struct DeviceRegistry {
     host: Arc<dyn Host>,
     /// The last discovery, and when it began.
-    found: Arc<tokio::sync::Mutex<Option<(Instant, Found)>>>,
+    found: Mutex<Option<(Instant, Found)>>,
     open: Mutex<Open>,
     /// The pairs of addresses that have failed.
     paths: Arc<Paths>,
@@ -90,14 +90,15 @@ impl DeviceRegistry {
         &self.paths
     }
 
-    /// Returns the addresses that a session's links may leave from, the best first. `local` is the local address of its TCP
-    /// connection.
-    pub(crate) async fn addresses(
+    /// Returns the addresses that a session's links may leave from, the best first. They are there now, or were after `asked`.
+    /// `local` is the local address of its TCP connection. Blocks for milliseconds.
+    pub(crate) fn addresses(
         &self,
+        asked: Instant,
         config: &RdmaConfig,
         local: Option<IpAddr>,
     ) -> Result<Addresses, Unavailable> {
-        let found = self.look().await?;
+        let found = self.look(asked)?;
         let (devices, interfaces) = &*found;
         let list = addresses(devices, interfaces, config, local)?;
         Ok(Addresses { list, home: self.host.home_node(), found })
@@ -146,25 +147,17 @@ impl DeviceRegistry {
         Ok((endpoint, LocalPath::new(chosen.port, &chosen.gid, status, config)))
     }
 
-    /// Looks at what there is. A look reads hundreds of files, and takes a thread. So callers that ask while one goes on share the
-    /// next: nobody gets what was read before it asked.
-    async fn look(&self) -> Result<Found, Unavailable> {
-        let asked = Instant::now();
-        let mut last = Arc::clone(&self.found).lock_owned().await;
+    /// Looks at what there is. A look reads hundreds of files. So callers that asked before one began share it: nobody gets what was
+    /// read before it asked.
+    fn look(&self, asked: Instant) -> Result<Found, Unavailable> {
+        let mut last = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, found)) = last.as_ref().filter(|(begun, _)| *begun > asked) {
             return Ok(Arc::clone(found));
         }
-        let host = Arc::clone(&self.host);
-        // The thread has the lock, so there is no other one, whatever becomes of the caller.
-        let look = tokio::task::spawn_blocking(move || {
-            let begun = Instant::now();
-            let found = Arc::new((host.devices()?, host.interfaces()));
-            *last = Some((begun, Arc::clone(&found)));
-            Ok(found)
-        });
-        let failed =
-            |error| Err(Unavailable::NoDevice { detail: format!("looking for one has failed: {error}") });
-        look.await.unwrap_or_else(failed)
+        let begun = Instant::now();
+        let found = Arc::new((self.host.devices()?, self.host.interfaces()));
+        *last = Some((begun, Arc::clone(&found)));
+        Ok(found)
     }
 
     fn open_device(

@@ -19,6 +19,7 @@ use farcall_core::turns::{Turn, Turns};
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
+use self::ending::{FLUSH, FLUSH_AFTER_PEER};
 use crate::config::{Completion, TcpConfig, mark};
 use crate::read::{MAX_FRAME, ReadEnd, Reader};
 use crate::socket::Socket;
@@ -198,6 +199,7 @@ impl TcpLink {
         let turns = self.turns();
         // A turn ends before the task waits.
         let mut turn = None;
+        let mut peer_has_ended = false;
         let end = loop {
             if let Some(pause) = handler.pause() {
                 turn = None;
@@ -205,7 +207,10 @@ impl TcpLink {
             }
             let more = match self.read(&*handler) {
                 Ok(more) => more,
-                Err(ReadEnd::Eof) => break LinkEnd::orderly(),
+                Err(ReadEnd::Eof) => {
+                    peer_has_ended = true;
+                    break LinkEnd::orderly();
+                }
                 Err(ReadEnd::Refused) => break LinkEnd::failed("the peer broke the protocol"),
                 Err(ReadEnd::Failed(why)) => break LinkEnd::failed(why),
                 Err(ReadEnd::Malformed(why)) => break LinkEnd::malformed(why),
@@ -243,11 +248,11 @@ impl TcpLink {
         self.stop_reading(&*handler);
         if self.closing.load(Ordering::Acquire) {
             // The side that closed it knows. To it, the end of the link means that all has left.
-            self.finish(Some(&*handler)).await;
+            self.finish(Some(&*handler), FLUSH).await;
             handler.closed(end);
         } else {
             handler.closed(end);
-            self.finish(None).await;
+            self.finish(None, if peer_has_ended { FLUSH_AFTER_PEER } else { FLUSH }).await;
         }
     }
 

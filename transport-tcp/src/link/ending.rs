@@ -13,10 +13,10 @@ use super::TcpLink;
 use crate::stream::Stream;
 
 /// How long a closed link goes on sending what it had taken to a peer that reads slowly.
-const FLUSH: Duration = Duration::from_secs(10);
+pub(super) const FLUSH: Duration = Duration::from_secs(10);
 
 /// How long it does so where the peer has ended the link. Nobody waits for more than the end.
-const FLUSH_AFTER_PEER: Duration = Duration::from_secs(1);
+pub(super) const FLUSH_AFTER_PEER: Duration = Duration::from_secs(1);
 
 /// How long a closed link waits for the peer to close too, as it does when it has read everything. Without it the last
 /// frames could be lost: a socket that is closed with unread data resets the connection, and forgets what it had still
@@ -62,9 +62,8 @@ impl TcpLink {
     }
 
     /// Sends what was taken, says that no more comes, and lets the peer read it. `handler` may have a last frame for which
-    /// there was no room before. `None`: the peer has ended the link.
-    pub(super) async fn finish(&self, mut handler: Option<&dyn LinkHandler>) {
-        let flush = if handler.is_some() { FLUSH } else { FLUSH_AFTER_PEER };
+    /// there was no room before. `flush` bounds the sending.
+    pub(super) async fn finish(&self, mut handler: Option<&dyn LinkHandler>, flush: Duration) {
         if self.aborted.load(Ordering::Acquire) {
             return;
         }

@@ -138,13 +138,15 @@ fn serve(address: &str) -> (tokio::runtime::Runtime, String) {
 }
 
 #[test]
+#[cfg(target_os = "linux")]
 fn a_server_that_is_started_again_is_watched_on() {
     let (first, address) = serve("127.0.0.1:0");
     let command =
         format!("stty rows 30 cols 200; {} top {address} --every 0.1", env!("CARGO_BIN_EXE_farcall"));
-    // See script(1): the command has a terminal.
-    let mut terminal = Command::new("script");
-    terminal.args(["--quiet", "--return", "--command", &command, "/dev/null"]);
+    // See script(1): the command has a terminal. The limit is against hangs.
+    let mut terminal = Command::new("timeout");
+    terminal.args(["60", "script", "--quiet", "--return", "--command", &command, "/dev/null"]);
+    terminal.env("TERM", "xterm").env_remove("NO_COLOR");
     let mut top = terminal.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut shown = top.stdout.take().unwrap();
     let mut until = |what: &str| {
@@ -161,6 +163,8 @@ fn a_server_that_is_started_again_is_watched_on() {
     let (_second, _) = serve(&address);
     // The page comes again without the first line.
     until("\x1b[H\x1b[K\x1b[1mup ");
+    // Without standard input `script` ends, and with it the terminal.
+    drop(top.stdin.take());
     top.kill().unwrap();
     top.wait().unwrap();
 }

@@ -15,7 +15,7 @@ use farcall::{Code, Status};
 use self::screen::{Resizes, Screen};
 use self::table::Size;
 use crate::number;
-use crate::output::{self, BAD, Failure, foreign};
+use crate::output::{self, Failure, foreign};
 use crate::target::{By, Target};
 
 /// Watch what a server does: calls, connections, memory, devices.
@@ -89,13 +89,16 @@ async fn watch(
 ) -> Result<u8, Failure> {
     let mut resizes = Resizes::new();
     // The first page is about all of the server's time.
-    let (mut last, mut now, mut away) = (Snapshot::default(), first, None);
+    let (mut last, mut now, mut away) = (Snapshot::default(), first, None::<String>);
     loop {
         let mut following = pin!(next(arguments, admin));
         let following = loop {
             let size = screen::size();
-            let page = page::render(&last, &now, size);
-            screen.show(&away.iter().chain([&page]).map(String::as_str).collect::<String>(), size)?;
+            let page = match &away {
+                None => page::render(&last, &now, size),
+                Some(why) => page::render_last(why, &last, &now, size),
+            };
+            screen.show(&page, size)?;
             tokio::select! {
                 following = &mut following => break following,
                 () = resizes.next() => {}
@@ -106,10 +109,7 @@ async fn watch(
             Ok(following) if away.take().is_some() => (last, now) = (Snapshot::default(), following),
             Ok(following) => last = mem::replace(&mut now, following),
             Err(status) if [Code::Unavailable, Code::DeadlineExceeded].contains(&status.code()) => {
-                away = Some(format!(
-                    "{BAD}No answer: {}. Below is what was seen last.{BAD:#}\n",
-                    foreign(&status.to_string())
-                ));
+                away = Some(foreign(&status.to_string()));
             }
             Err(status) => return Err(unanswered(&status)),
         }

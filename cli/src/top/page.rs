@@ -27,6 +27,13 @@ pub(super) fn render(last: &Snapshot, now: &Snapshot, size: Size) -> String {
     text
 }
 
+/// Returns the page that was seen last of a server that does not answer any more, below a line that says why.
+pub(super) fn render_last(why: &str, last: &Snapshot, now: &Snapshot, size: Size) -> String {
+    let (line, _) = fitted(&format!("No answer: {why}"), size.width, false);
+    let below = Size { height: size.height.saturating_sub(1), ..size };
+    format!("{BAD}{line}{BAD:#}\n{}", render(last, now, below))
+}
+
 /// Returns the first line: facts about the whole server, as many as fit.
 fn heading(last: &Snapshot, now: &Snapshot, seconds: f64, width: usize) -> String {
     let sum = |of: &Snapshot, count: fn(&MethodCalls) -> u64| {

@@ -150,6 +150,7 @@ async fn outlive_forgeries(port: u16, mut config: Config, forgeries: &[Forged]) 
             load.go_on(10).await;
             let link = Link::all().pop().unwrap();
             let times = link.is_broken_by(*forged).await;
+            assert!(times > 0, "{link:?} was gone before");
             println!("{forged:?}: {link:?} is broken after {times} attempts");
             load.go_on(10).await;
         }

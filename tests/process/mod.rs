@@ -72,16 +72,18 @@ impl Process {
     /// Stops it. None of its threads runs when this returns: the signal alone leaves them a moment.
     pub(crate) fn stop(&self) {
         self.signal("STOP");
-        while !self.is_stopped() {
+        while self.runs() {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
-    /// Whether all of its threads are stopped, as the kernel tells it, see proc_pid_stat(5). Other systems do not tell.
-    fn is_stopped(&self) -> bool {
-        let Ok(threads) = std::fs::read_dir(format!("/proc/{}/task", self.0.id())) else { return true };
-        threads.map(|thread| std::fs::read_to_string(thread.unwrap().path().join("stat"))).all(|stat| {
-            stat.is_ok_and(|stat| stat.rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with('T')))
+    /// Whether any of its threads is neither stopped nor dead, as the kernel tells it, see proc_pid_stat(5). Other systems do not tell.
+    fn runs(&self) -> bool {
+        let Ok(threads) = std::fs::read_dir(format!("/proc/{}/task", self.0.id())) else { return false };
+        let stats = threads.flatten().map(|thread| std::fs::read_to_string(thread.path().join("stat")));
+        stats.flatten().any(|stat| {
+            let state = stat.rsplit_once(") ").and_then(|(_, fields)| fields.chars().next());
+            state.is_some_and(|state| !"TZX".contains(state))
         })
     }
 

@@ -36,14 +36,14 @@ impl Unpack {
             Some(packed) => unpacking.admit(packed)?,
             None => Ok(()),
         };
-        // Items outlive their connection, which has no limit any more.
+        // Nothing limits items whose connection is gone.
         let account = streams.table().map(|table| table.sender.account().clone());
         let account = account.unwrap_or_else(|| Account::unlimited(None));
         let gauge = Gauge::new(&account, Use::Items);
         let item: BoxFuture<_> = Box::pin(async move {
             let what = "an item of the stream";
             let whose = if is_answer { "the client's" } else { "the server's" };
-            admitted.map_err(|too_long| too_long.status(what, whose))?;
+            admitted.map_err(|too_long| too_long.status(what, whose).with_blame(Blame::Peer))?;
             unpacking.unpack(payload, gauge).await.map_err(|why| why.status(what))
         });
         Ok(Box::new(Self { by, head, len, item: Some(item), room: None }))
@@ -77,7 +77,7 @@ impl Unpack {
 
 /// Returns the end of a stream with this status.
 fn failed(status: Status) -> Ended {
-    let status = status.with_executed(Executed::Maybe).with_blame(Blame::Peer);
+    let status = status.with_executed(Executed::Maybe);
     let payload = Payload::from_body(encode_status(&status));
     Ended::Said { reason: EndReason::Status, payload, metadata: AnswerMetadata::default() }
 }

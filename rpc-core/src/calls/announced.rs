@@ -6,7 +6,7 @@ use bytes::BytesMut;
 
 use crate::interface::ServiceInfo;
 use crate::proto::message::Message;
-use crate::proto::wire::{Bind, BindMethod, FrameType, MAX_BIND_BYTES};
+use crate::proto::wire::{Bind, BindMethod, FrameType, MAX_BIND_BYTES, counted_bind};
 use crate::refusal::{refusal, too_large};
 use crate::session::Sender;
 use crate::status::{Code, Status};
@@ -24,7 +24,7 @@ pub(super) struct AnnouncedServices {
 struct List {
     /// The services by their index on the wire.
     services: Vec<Arc<ServiceInfo>>,
-    /// The total length of their BINDs, in bytes.
+    /// As how many bytes their BINDs count.
     bytes: usize,
 }
 
@@ -39,9 +39,8 @@ impl AnnouncedServices {
         if let Some(index) = known {
             return Ok(index as u16);
         }
-        let Ok(index) = u16::try_from(announced.services.len()) else {
-            return Err(refusal(Code::ResourceExhausted, "more than 65536 services on one connection"));
-        };
+        // Fewer than fit, because each counts.
+        let index = announced.services.len() as u16;
         service.check().map_err(|why| refusal(Code::InvalidArgument, why))?;
         let methods = service.methods.iter().map(|m| BindMethod {
             hash: m.hash(),
@@ -61,11 +60,12 @@ impl AnnouncedServices {
             let what = format!("the names and methods of service `{}`", service.name);
             return Err(too_large(&what, head.len(), max_message, "the server's"));
         }
-        if announced.bytes + head.len() > MAX_BIND_BYTES {
-            let message = "the services called on one connection have more than 1 MiB of names and methods";
+        let counted = counted_bind(head.len());
+        if announced.bytes + counted > MAX_BIND_BYTES {
+            let message = "the services called on one connection are more than 1024, or have more than 1 MiB of names and methods";
             return Err(refusal(Code::ResourceExhausted, message));
         }
-        announced.bytes += head.len();
+        announced.bytes += counted;
         announced.services.push(service.clone());
         // Queued under this lock, so that no call can use the index before its BIND is in the queue.
         if sender.enqueue(Message::new(FrameType::BIND, 0, head.freeze())) == 1 {

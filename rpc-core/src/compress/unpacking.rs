@@ -10,7 +10,7 @@ use crate::memory::Gauge;
 use crate::payload::{Packed, Payload};
 use crate::proto::wire::WireError;
 use crate::refusal::refusal;
-use crate::status::{Code, Status};
+use crate::status::{Blame, Code, Executed, Status};
 
 /// The limits on decompression of the peer's messages.
 #[derive(Debug)]
@@ -51,24 +51,26 @@ impl Unpacking {
         self: Arc<Self>,
         payload: Payload,
         gauge: Gauge,
-    ) -> Result<(Payload, Room), CantUnpack> {
+    ) -> Result<(Payload, Room), NotUnpacked> {
         // At most the length of a message, which is at most the whole room; so it becomes available at some time.
         let len = payload.as_packed().and_then(|packed| u32::try_from(packed.unpacked_len()).ok());
-        let len = len.ok_or(CantUnpack::Malformed)?;
+        let len = len.ok_or(NotUnpacked::Cant(CantUnpack::Malformed))?;
         if len as usize > LONG {
             decoding::in_task().await;
         }
         // The semaphore is never closed.
-        self.room.acquire_many(len).await.map_err(|_| CantUnpack::NoMemory)?.forget();
+        self.room.acquire_many(len).await.map_err(|_| NotUnpacked::Cant(CantUnpack::NoMemory))?.forget();
         let mut room = Room { of: self, len: len as usize, gauge };
         if !room.gauge.account().has_room(room.len) {
-            return Err(CantUnpack::NoMemory);
+            return Err(NotUnpacked::NoRoom(room.len));
         }
         room.gauge.set(room.len);
-        let unpacked = match len as usize > VERY_LONG {
-            true => decoding::apart(move || unpack(payload)).await,
-            false => unpack(payload),
-        }?;
+        // A thread that unpacks goes on when the call has been given up, and keeps the room until it is done.
+        let (unpacked, mut room) = match len as usize > VERY_LONG {
+            true => decoding::apart(move || (unpack(payload), room)).await,
+            false => (unpack(payload), room),
+        };
+        let unpacked = unpacked.map_err(NotUnpacked::Cant)?;
         room.gauge.set(unpacked.memory());
         Ok((unpacked, room))
     }
@@ -77,6 +79,35 @@ impl Unpacking {
 impl Drop for Room {
     fn drop(&mut self) {
         self.of.room.add_permits(self.len);
+    }
+}
+
+/// The reason why a message was not unpacked.
+#[derive(Debug)]
+pub(crate) enum NotUnpacked {
+    Cant(CantUnpack),
+    /// `limits.memory` has no room for so many bytes.
+    NoRoom(usize),
+}
+
+impl NotUnpacked {
+    /// Whether there is no room for it in `limits.memory`.
+    pub(crate) fn is_no_room(&self) -> bool {
+        matches!(self, Self::NoRoom(_))
+    }
+
+    pub(crate) fn status(self, what: &str) -> Status {
+        match self {
+            Self::Cant(why) => why.status(what),
+            Self::NoRoom(len) => {
+                let message = format!(
+                    "{what}: {len} bytes when unpacked, for which the server's limits.memory has no room now; try again later, or \
+                     send less"
+                );
+                let status = Status::new(Code::ResourceExhausted, message);
+                status.with_executed(Executed::Maybe).with_blame(Blame::Environment)
+            }
+        }
     }
 }
 
@@ -115,7 +146,8 @@ mod tests {
         let (payload, first) = unpack().await.unwrap();
         assert!(payload.len() == LEN && account.held(Use::Arguments) >= LEN);
         let (_, _second) = unpack().await.unwrap();
-        assert!(matches!(unpack().await, Err(CantUnpack::NoMemory)));
+        let refused = unpack().await.unwrap_err().status("the arguments");
+        assert!(refused.message().contains("limits.memory"), "{refused}");
         // A refusal holds nothing.
         assert_eq!(account.held(Use::Arguments), 2 * LEN.next_multiple_of(4096));
         drop(first);

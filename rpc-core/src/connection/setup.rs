@@ -87,6 +87,8 @@ impl Connection {
 
     /// Sends HELLO and starts to receive. Runs as a task, because it may take a moment to find out what to announce.
     async fn greet(self: Arc<Self>) {
+        // Made first: if this task is dropped or panics, the handler's end is the connection's.
+        let handler = Arc::new(LinkReceiver::stream(self.clone()));
         let upgrade = self.announce().await;
         let limits = &self.settings().limits;
         let hello = Hello {
@@ -115,8 +117,7 @@ impl Connection {
         if !self.is_closed() {
             self.sender.send_link(FrameType::HELLO, |out| hello.encode(out));
         }
-        let handler = LinkReceiver::stream(self.clone());
-        self.sender.stream().clone().start(Arc::new(handler));
+        self.sender.stream().clone().start(handler);
     }
 
     /// Returns the part of HELLO about the upgraded link.

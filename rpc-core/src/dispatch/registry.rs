@@ -13,7 +13,7 @@ use crate::config;
 use crate::context::Drain;
 use crate::interface::{Kind, ServiceInfo};
 use crate::memory::{Account, Gauge, Use};
-use crate::proto::wire::{Bind, BindMethod, MAX_BIND_BYTES, WireError, list_of};
+use crate::proto::wire::{Bind, BindMethod, MAX_BIND_BYTES, WireError, counted_bind, list_of};
 use crate::refusal::refusal;
 use crate::service::{HandlerFuture, IncomingCall, Service};
 use crate::status::{Code, Status};
@@ -39,7 +39,7 @@ impl fmt::Debug for Registry {
 #[derive(Debug)]
 pub(crate) struct RemoteServices {
     services: Vec<BoundService>,
-    /// The total length of their BINDs, in bytes.
+    /// As how many bytes their BINDs count.
     bytes: usize,
     /// The memory that the services hold apart from the list, in bytes.
     memory: usize,
@@ -55,9 +55,9 @@ impl RemoteServices {
 
     /// Adds the service that a BIND announces. The total is limited, because BINDs could come for ever.
     pub(super) fn add(&mut self, registry: &Registry, payload: Bytes) -> Result<(), WireError> {
-        self.bytes += payload.len();
+        self.bytes += counted_bind(payload.len());
         if self.bytes > MAX_BIND_BYTES {
-            return Err(WireError::new("bind", "makes more than 1 MiB of them on one connection"));
+            return Err(WireError::new("bind", "makes more than 1024, or 1 MiB, of them on one connection"));
         }
         let bind = Bind::decode(payload)?;
         if usize::from(bind.service) != self.services.len() {

@@ -205,7 +205,12 @@ impl Dispatch {
                 Ok((payload, _room)) => {
                     service::call(service, method, IncomingCall { context, payload, streams }).await
                 }
-                Err(why) => Reply::Status(why.status("the arguments").with_executed(Executed::No)),
+                Err(why) => {
+                    if why.is_no_room() {
+                        count_refusal(Refusal::Memory);
+                    }
+                    Reply::Status(why.status("the arguments").with_executed(Executed::No))
+                }
             }
         })
     }

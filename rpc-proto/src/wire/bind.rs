@@ -16,9 +16,13 @@ pub struct BindMethod {
     pub fingerprint: u64,
 }
 
-/// The most that the payloads of all BINDs of a session may take together, in bytes: what bounds what a server keeps
-/// of them.
+/// The most that all BINDs of a session may [count](counted_bind), in bytes. It bounds what a server keeps of them.
 pub const MAX_BIND_BYTES: usize = 1 << 20;
+
+/// Returns as how many bytes a BIND with a payload of this length counts. A server keeps more of a short one than its payload.
+pub fn counted_bind(payload: usize) -> usize {
+    payload.max(1024)
+}
 
 /// The length of one method in the payload.
 const METHOD_LEN: usize = 17;

@@ -22,7 +22,7 @@ mod tests;
 mod write;
 
 pub use access::{Access, Accessed, Granted, Operation, Outcome, Target};
-pub use bind::{Bind, BindMethod, MAX_BIND_BYTES, bind_has_room};
+pub use bind::{Bind, BindMethod, MAX_BIND_BYTES, bind_has_room, counted_bind};
 pub use content::{
     Content, MAX_ATTACHMENTS, PLAIN_REQUEST, PLAIN_RESPONSE, REQUEST_PREFIX, RequestHead, ResponseHead,
     ResponseKind, decode_status, encode_status,

@@ -185,12 +185,13 @@ pub(crate) async fn half_a_frame(mut attacker: Attacker) -> Attacker {
     attacker
 }
 
-/// Announces tens of thousands of services that the server does not have.
+/// Announces as many services as a connection may, with the longest names. The server has none of them.
 pub(crate) async fn announced_services(mut attacker: Attacker) -> Attacker {
     let mut frames = Vec::new();
-    for service in 1..60_000 {
+    let long = "x".repeat(255);
+    for service in 1..1024 {
         let mut bind = BytesMut::new();
-        Bind { service, name: "x".into(), codec: String::new(), methods: Vec::new() }.encode(&mut bind);
+        Bind { service, name: long.clone(), codec: long.clone(), methods: Vec::new() }.encode(&mut bind);
         attacker.seq += 1;
         let header = Header { seq: attacker.seq, len: bind.len() as u32, ..Header::new(FrameType::BIND, 0) };
         frames.extend_from_slice(&header.encode());

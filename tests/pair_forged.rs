@@ -118,7 +118,7 @@ impl Link {
         let server: SockAddr = std::net::SocketAddr::from((SERVER, 0)).into();
         let times = Cell::new(0);
         let is_gone = async || {
-            let Some(link) = Link::all().into_iter().find(|link| link.number == self.number) else {
+            let Some(link) = Self::all().into_iter().find(|link| link.number == self.number) else {
                 return true;
             };
             times.set(times.get() + 1);

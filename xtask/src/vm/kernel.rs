@@ -20,6 +20,7 @@ const MODULES: &[&str] = &[
     "virtio_net",
     "dummy",
     "macvlan",
+    "af_packet_diag",
     "rdma_rxe",
     "ib_uverbs",
     "rdma_ucm",

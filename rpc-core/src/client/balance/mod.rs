@@ -4,6 +4,7 @@
 //! anew then, of the members that are ready. A call takes the picker's lock for reading.
 
 mod ejection;
+mod endpoint;
 mod health;
 mod load;
 mod member;
@@ -18,12 +19,13 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
+pub use self::endpoint::Endpoint;
 pub use self::health::{Answers, WatchHealth};
 pub(super) use self::member::Picked;
 pub use self::member::{EndpointState, Readiness};
 use self::member::{Member, States};
 use self::picker::{Picker, mix};
-use super::connector::{Connector, no_runtime};
+use super::connector::no_runtime;
 use super::meter::count_ejection;
 use crate::class::TrafficClass;
 use crate::config::Balance;
@@ -31,62 +33,6 @@ use crate::connection::Connection;
 use crate::interface::stable_hash;
 use crate::settings::Settings;
 use crate::status::{Blame, Code, Executed, Status};
-
-/// A server that a channel may call.
-#[derive(Clone)]
-pub struct Endpoint {
-    pub(super) name: Arc<str>,
-    pub(super) weight: u32,
-    pub(super) tier: u32,
-    pub(super) locality: Arc<str>,
-    pub(super) connector: Arc<dyn Connector>,
-    pub(super) health: Option<Arc<dyn WatchHealth>>,
-}
-
-impl Endpoint {
-    /// Returns a server of this name, which no other of the channel has. `connector` connects to it; its first peer counts.
-    pub fn new(name: &str, connector: Arc<dyn Connector>) -> Self {
-        Self { name: name.into(), weight: 1, tier: 0, locality: "".into(), connector, health: None }
-    }
-
-    /// Sets how many calls the server gets, compared with others. Default 1. 0 counts as 1.
-    #[must_use]
-    pub fn weight(mut self, weight: u32) -> Self {
-        self.weight = weight.max(1);
-        self
-    }
-
-    /// Sets the server's tier. Calls go to the lowest tier of which a server is connected. Default 0.
-    #[must_use]
-    pub fn tier(mut self, tier: u32) -> Self {
-        self.tier = tier;
-        self
-    }
-
-    /// Sets where the server is, for [`Balance::locality`](crate::config::Balance::locality).
-    #[must_use]
-    pub fn locality(mut self, locality: &str) -> Self {
-        self.locality = locality.into();
-        self
-    }
-
-    /// Sets how the server is asked whether it serves, for as long as it is connected. Default `None`: it is not asked. A server that says
-    /// no gets calls only while no other is ready. A server that [stays](super::Endpoints::set) is asked as it was at first.
-    #[must_use]
-    pub fn health(mut self, by: Option<Arc<dyn WatchHealth>>) -> Self {
-        self.health = by;
-        self
-    }
-}
-
-impl fmt::Debug for Endpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Endpoint")
-            .field("name", &self.name)
-            .field("weight", &self.weight)
-            .finish_non_exhaustive()
-    }
-}
 
 /// The servers of a channel.
 pub(super) struct Balancer {

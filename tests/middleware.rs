@@ -342,15 +342,29 @@ async fn a_call_that_middleware_refuses_is_not_executed() {
         next.run(request).await?;
         Err(Status::permission_denied("the answer is not for you"))
     }
+    /// The server is too busy to check the call.
+    async fn busy(_: Request, _: Next) -> Result<Response> {
+        Err(Status::unavailable("come back later"))
+    }
+    /// The call is done, but another one, which notes that, is refused elsewhere.
+    async fn unnoted(request: Request, next: Next) -> Result<Response> {
+        next.run(request).await?;
+        Err(Status::unavailable("the other server is full").with_executed(Executed::No))
+    }
     let open = || in_process(ShopServer::new(Corner::default()));
-    for (channel, executed) in [
-        (open().intercept(refuse), Executed::No),
-        (in_process(ShopServer::new(Corner::default()).intercept(refuse)), Executed::No),
-        (open().intercept(too_late), Executed::Yes),
-        (in_process(ShopServer::new(Corner::default()).intercept(too_late)), Executed::Yes),
+    let server = || ShopServer::new(Corner::default());
+    for (channel, code, executed) in [
+        (open().intercept(refuse), Code::PermissionDenied, Executed::No),
+        (in_process(server().intercept(refuse)), Code::PermissionDenied, Executed::No),
+        (open().intercept(too_late), Code::PermissionDenied, Executed::Yes),
+        (in_process(server().intercept(too_late)), Code::PermissionDenied, Executed::Yes),
+        (open().intercept(busy), Code::Unavailable, Executed::No),
+        (in_process(server().intercept(busy)), Code::Unavailable, Executed::No),
+        (open().intercept(unnoted), Code::Unavailable, Executed::Maybe),
+        (in_process(server().intercept(unnoted)), Code::Unavailable, Executed::Maybe),
     ] {
         let error = ShopClient::new(channel).whoami().await.unwrap_err();
-        assert_eq!((error.code(), error.executed()), (Code::PermissionDenied, executed), "{error}");
+        assert_eq!((error.code(), error.executed()), (code, executed), "{error}");
     }
 }
 

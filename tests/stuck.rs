@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farcall::health::{HealthClient, Reporter, Serving};
-use farcall::{Channel, Code, Config, Server, Stream, stream};
+use farcall::middleware::{Next, Request};
+use farcall::{Channel, Code, Config, Server, Status, Stream, stream};
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinHandle;
 use tokio::time::advance;
@@ -75,6 +76,11 @@ async fn setup() -> Setup {
     health.takes_long("test.Work/event");
     let config = Config::from_toml("[server]\nstuck_ms = 10_000").unwrap();
     let server = Server::builder().add(WorkServer::new(worker.clone())).with_health(&health).config(config);
+    let server =
+        server.intercept(async |request: Request, next: Next| match request.metadata().get("token") {
+            Some("forged") => Err(Status::permission_denied("the token is forged")),
+            _ => next.run(request).await,
+        });
     let server = server.bind("127.0.0.1:0").await.unwrap();
     let address = format!("tcp://{}", server.local_addr());
     tokio::spawn(server.serve());
@@ -138,6 +144,18 @@ async fn callers_that_give_up_do_not_hide_it() {
     }
     t.begin(t.work.lock().into_future()).await;
     seconds(3).await;
+    assert!(!t.is_serving("").await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn refusals_by_middleware_do_not_hide_it() {
+    let t = setup().await;
+    t.begin(t.work.lock().into_future()).await;
+    for _ in 0..12 {
+        let refused = t.work.lock().metadata("token", "forged").await.unwrap_err();
+        assert_eq!(refused.code(), Code::PermissionDenied);
+        seconds(1).await;
+    }
     assert!(!t.is_serving("").await);
 }
 

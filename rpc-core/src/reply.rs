@@ -17,8 +17,8 @@ pub enum Reply {
     Ok(Payload),
     /// The application's own error.
     Err(Payload),
-    /// A status. UNAVAILABLE from a handler that ran never counts as not executed, because the handler may have passed
-    /// it on from a call of its own.
+    /// A status. The caller believes what it says of execution, and repeats a call that was [not executed](Executed::No). So a service
+    /// written by hand that has done anything marks the status of a call of its own as executed before it passes that on.
     Status(Status),
     /// The end of a stream, complete or not, as returned by [`Streams::answer`](crate::call_streams::Streams::answer).
     End(Sent),

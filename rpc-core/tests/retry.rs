@@ -321,6 +321,20 @@ async fn a_call_whose_attempts_are_used_up_while_it_waits_ends_with_its_failure(
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_call_whose_channel_comes_to_allow_no_more_attempts_ends_with_its_failure() {
+    let t = setup(|settings| {
+        settings.retry.hedging_delay_ms = 30;
+        settings.retry.retryable_status_codes = vec![Code::ResourceExhausted];
+    });
+    t.tell(&[End::Refuses("5000")]);
+    let call = tokio::spawn(t.call(IDEMPOTENT).into_future());
+    support::until("it has run", || t.runs() == 1).await;
+    let Settings { calls, retry, methods, balance, .. } = plain(Limits::default());
+    t.stub.channel().reconfigure(&calls, &retry, &methods, &balance);
+    assert_eq!(call.await.unwrap().unwrap_err().code(), Code::ResourceExhausted);
+}
+
+#[tokio::test(start_paused = true)]
 async fn slow_servers_get_a_tenth_more_calls_at_most() {
     let t = setup(|settings| {
         (settings.retry.hedging_delay_ms, settings.retry.max_tokens) = (30, 10);

@@ -14,6 +14,7 @@ use farcall_core::config::ResolveBy;
 use farcall_core::status::{Code, Status};
 use farcall_core::transport::BoxFuture;
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::dial::Dialer;
@@ -126,20 +127,19 @@ impl Names {
         mut states: watch::Receiver<Arc<[EndpointState]>>,
     ) {
         let mut known = Known::new();
-        let mut failures = 0;
+        let (mut failures, mut unchanged) = (0, 0);
         loop {
-            let looked_up = self.look_up_all(&mut known).await;
-            let all: Vec<_> =
-                self.names.iter().flat_map(|name| self.endpoints_of(&name.host, &known)).collect();
-            if all.is_empty() {
+            let before = known.clone();
+            let looked_up = self.look_up_all(&mut known, endpoints).await;
+            if known.values().all(Vec::is_empty) {
                 let nothing =
                     || Status::new(Code::Unavailable, "the names of the servers stand for no address");
                 endpoints.failed(looked_up.as_ref().err().cloned().unwrap_or_else(nothing));
             }
-            endpoints.set(all);
+            unchanged = if known == before { unchanged + 1 } else { 0 };
             if let Ok(good_for) = looked_up {
                 failures = 0;
-                self.until_due(good_for, &mut states).await;
+                self.until_due(good_for, unchanged, &mut states).await;
             } else {
                 let longest = self.every.map_or(LONGEST_PAUSE, |every| every.clamp(PAUSE, LONGEST_PAUSE));
                 tokio::time::sleep(backoff::pause(failures, PAUSE, longest)).await;
@@ -149,29 +149,46 @@ impl Names {
     }
 
     /// Waits until names should be looked up again: because a server can't be reached, or what was found may not be true any more.
+    /// `unchanged`: how many look-ups in a row have found nothing else than before. With each of them a server that can't be reached
+    /// is less of a reason.
     async fn until_due(
         &self,
         good_for: Option<Duration>,
+        unchanged: u32,
         states: &mut watch::Receiver<Arc<[EndpointState]>>,
     ) {
         let now = Instant::now();
         let Some(every) = self.every else { return std::future::pending().await };
         let due = now + good_for.map_or(every, |good_for| good_for.min(every)).max(PAUSE);
-        tokio::time::sleep_until(now + PAUSE).await;
+        let pause = backoff::pause(unchanged, PAUSE, every.clamp(PAUSE, LONGEST_PAUSE));
+        tokio::time::sleep_until(due.min(now + pause)).await;
         let is_failing = |state: &EndpointState| matches!(state.readiness, Readiness::Failing(_));
         let any_fails = states.wait_for(|states| states.is_empty() || states.iter().any(is_failing));
         // An error means that the time has come, or that the channel is gone.
         drop(tokio::time::timeout_at(due, any_fails).await);
     }
 
-    /// Looks all names up. Returns the shortest time that an answer is good for, or the first failure.
-    async fn look_up_all(&self, known: &mut Known) -> Result<Option<Duration>, Status> {
+    /// Looks all names up, beside each other, so that one whose look-up takes long does not hold up others. Gives `endpoints` what each name
+    /// stands for as soon as it is known. Returns the shortest time that an answer is good for, or the first failure.
+    async fn look_up_all(
+        &self,
+        known: &mut Known,
+        endpoints: &Endpoints,
+    ) -> Result<Option<Duration>, Status> {
         let (mut shortest, mut failure) = (None, None);
+        let mut look_ups = JoinSet::new();
         for Name { host, look_up } in &self.names {
-            match look_up.look_up(host).await {
+            let (host, look_up) = (host.clone(), look_up.look_up(host));
+            look_ups.spawn(async move { (host, look_up.await) });
+        }
+        while let Some(looked_up) = look_ups.join_next().await {
+            // Only a panic fails, which the panic hook has told of.
+            let Ok((host, answer)) = looked_up else { continue };
+            match answer {
                 Ok(Answer { servers, good_for }) => {
                     shortest = shortest.into_iter().chain(good_for).min();
-                    known.insert(host.clone(), bounded(host, servers));
+                    known.insert(host.clone(), bounded(&host, servers));
+                    endpoints.set(self.endpoints(known));
                 }
                 Err(error) => {
                     tracing::warn!(host, %error, "a name can't be looked up; what it stood for still counts");
@@ -181,6 +198,10 @@ impl Names {
             }
         }
         failure.map_or(Ok(shortest), Err)
+    }
+
+    fn endpoints(&self, known: &Known) -> Vec<Endpoint> {
+        self.names.iter().flat_map(|name| self.endpoints_of(&name.host, known)).collect()
     }
 
     fn endpoints_of(&self, host: &str, known: &Known) -> Vec<Endpoint> {
@@ -339,6 +360,33 @@ mod tests {
         tokio::time::sleep(hour).await;
         // Every 30 s, or a quarter earlier, and some times more in the beginning.
         assert!((96..=165).contains(&zone.look_ups()), "{}", zone.look_ups());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn names_of_servers_that_can_not_be_reached_are_asked_for_less_and_less_often() {
+        let (zone, _channel, _following) = channel();
+        zone.stands_for(Some((&[1], 60)));
+        tokio::time::sleep(Duration::from_secs(3600)).await;
+        assert!((96..=165).contains(&zone.look_ups()), "{}", zone.look_ups());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_name_whose_look_up_takes_long_does_not_hold_up_another() {
+        struct Silent;
+        impl LookUp for Silent {
+            fn look_up(&self, _: &str) -> BoxFuture<io::Result<Answer>> {
+                Box::pin(std::future::pending())
+            }
+        }
+        let (channel, endpoints) = RawChannel::balanced("db", Config::default().settings());
+        let zone = Arc::new(Zone::default());
+        zone.stands_for(Some((&[1], 60)));
+        let silent = Name { host: "silent:1".into(), look_up: Arc::new(Silent) };
+        let names = vec![silent, Name { host: "db:1".into(), look_up: Arc::new(zone) }];
+        let dialer = Dialer::plain(&Config::default());
+        let names = Names { names, every: Some(Duration::from_secs(30)), dialer };
+        let _following = tokio::spawn(names.follow(channel.clone(), endpoints));
+        until(&channel, &["192.0.2.1:1"]).await;
     }
 
     #[tokio::test(start_paused = true)]

@@ -28,7 +28,7 @@ pub struct ServerConfig {
     /// stuck: a server that is built [`with_health`](crate::ServerBuilder::with_health) says that the service and the server as a whole
     /// do not serve, until a call of the method is answered or none is in progress. It notices within a quarter of this time more.
     /// Methods with streams are not watched, nor those that [take long](crate::health::Reporter::takes_long). Calls that were given
-    /// up count as not answered.
+    /// up count as not answered, and calls that middleware refuses do not count at all.
     ///
     /// Default 0: this is not watched, because only the application knows how long its calls may take. It costs each call some hundred
     /// nanoseconds. At least 10, if not 0; at most a day.

@@ -4,6 +4,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
+use farcall_core::middleware::Stack;
+use farcall_core::service::Service;
 use tokio::time::{Instant, sleep};
 
 use super::Reporter;
@@ -95,8 +97,15 @@ impl Progress {
         Arc::new(Self { reporter: reporter.clone(), limit, methods: RwLock::default() })
     }
 
+    /// Returns a service whose calls it notes.
+    pub(crate) fn around(progress: &Arc<Self>, service: Arc<dyn Service>) -> Arc<dyn Service> {
+        let progress = Arc::clone(progress);
+        let note = move |request, next| Arc::clone(&progress).note(request, next);
+        Arc::new(Stack::default().intercept(note).around(service))
+    }
+
     /// Notes a call while it runs.
-    pub(crate) async fn note(self: Arc<Self>, request: Request, next: Next) -> Result<Response> {
+    async fn note(self: Arc<Self>, request: Request, next: Next) -> Result<Response> {
         let path = request.path();
         if request.kind() != Kind::Unary || self.reporter.may_take_long(&path) {
             return next.run(request).await;

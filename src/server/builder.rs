@@ -304,11 +304,11 @@ impl ServerBuilder {
         operator: Option<&Arc<Operator>>,
     ) -> Result<Vec<Arc<dyn Service>>, BindError> {
         let (mut all, mut stack) = (std::mem::take(&mut self.services), self.stack.take());
-        all.extend(self.health.as_ref().map(|health| Arc::new(health.service()) as Arc<dyn Service>));
-        if let Some(progress) = progress.cloned() {
-            let note = move |request, next| Arc::clone(&progress).note(request, next);
-            stack = Some(stack.unwrap_or_default().intercept(note));
+        if let Some(progress) = progress {
+            // Behind all other middleware, whose refusals are no progress of a handler.
+            all = all.into_iter().map(|service| Progress::around(progress, service)).collect();
         }
+        all.extend(self.health.as_ref().map(|health| Arc::new(health.service()) as Arc<dyn Service>));
         if let Some(operator) = operator.cloned() {
             all.push(Arc::new(operator.service()));
             let count = move |request, next| Arc::clone(&operator).count(request, next);

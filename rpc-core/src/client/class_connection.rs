@@ -127,10 +127,10 @@ impl ClassConnection {
         self.enter(state, State::Failed { at: since, until: since + pause, failures: failures + 1, status });
     }
 
-    /// Ends the pause after a failed attempt, if there is one. The next call then starts an attempt.
+    /// Ends the pause after a failed attempt, if there is one. The next call then starts an attempt, and pauses are as short as at first.
     pub(super) fn end_pause(&self) {
-        if let State::Failed { until, .. } = &mut *self.state() {
-            *until = Instant::now();
+        if let State::Failed { until, failures, .. } = &mut *self.state() {
+            (*until, *failures) = (Instant::now(), 0);
             self.pause_ended.notify_waiters();
             self.tell();
         }

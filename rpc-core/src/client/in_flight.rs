@@ -287,6 +287,7 @@ impl InFlightCall {
             class: self.stub.channel().traffic_class(),
             options,
             deadline: self.deadline,
+            passed: Passed::default(),
         });
         let passed = request.passed();
         self.state = State::Layered(Box::pin(stack.run(request)), passed);

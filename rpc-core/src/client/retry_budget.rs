@@ -34,13 +34,11 @@ impl RetryBudget {
 
     /// Notes a call that has succeeded.
     pub(super) fn earn(&self) {
-        // Calls that end at once may earn a little less together.
-        let left = self.left.load(Ordering::Relaxed);
         let most = self.most.load(Ordering::Relaxed);
-        if left < most {
-            let earned = self.earned.load(Ordering::Relaxed);
-            self.left.store((left + earned).min(most), Ordering::Relaxed);
-        }
+        let earned = self.earned.load(Ordering::Relaxed);
+        let more = |left: u64| (left < most).then(|| (left + earned).min(most));
+        // An error means that there is no room for more.
+        let _ = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
     }
 
     /// Takes a token for another attempt, if there is one.

@@ -71,7 +71,6 @@ impl Future for HandlerTask {
         }));
         match polled {
             Ok(polled) => polled.map(|mut reply| {
-                ran(&mut reply);
                 reply.add(self.context.answered());
                 reply
             }),
@@ -86,17 +85,6 @@ impl Drop for HandlerTask {
         if self.future.is_some() {
             self.context.end_early();
         }
-    }
-}
-
-/// Marks a status that a handler passes on from a call of its own as executed. Otherwise the caller would repeat this
-/// call.
-#[inline]
-pub(super) fn ran(reply: &mut Reply) {
-    if let Reply::Status(status) = reply
-        && (status.code(), status.executed()) == (Code::Unavailable, Executed::No)
-    {
-        *status = status.clone().with_executed(Executed::Yes);
     }
 }
 

@@ -11,7 +11,7 @@ use tokio::task::AbortHandle;
 use super::Dispatch;
 use super::admission::{no_memory, too_late};
 use super::answers;
-use super::handler::{HandlerTask, panicked, ran};
+use super::handler::{HandlerTask, panicked};
 use super::handler_limit::{HandlerPermit, Reserved};
 use super::jobs::{ENOUGH, Job, Jobs};
 use super::registry::FoundMethod;
@@ -135,7 +135,6 @@ impl Dispatch {
                 // The drop may panic as well, so the call counts as at work until then.
                 at_work.future = None;
                 at_work.call = None;
-                ran(&mut reply);
                 reply.add(current.answered());
                 Some(reply)
             }

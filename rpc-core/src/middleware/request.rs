@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -29,20 +29,36 @@ pub struct Request {
     passed: Passed,
 }
 
-/// Whether a request has passed all middleware. Until then the handler certainly has not run.
+/// How often a request has passed all middleware, and may have been executed. Middleware may repeat it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Passed(Arc<AtomicBool>);
+pub(crate) struct Passed(Arc<AtomicUsize>);
 
 impl Passed {
     /// Returns whether the handler may have run.
     pub(crate) fn executed(&self) -> Executed {
-        if self.0.load(Ordering::Acquire) { Executed::Maybe } else { Executed::No }
+        if self.0.load(Ordering::Acquire) > 0 { Executed::Maybe } else { Executed::No }
     }
 
-    /// Marks a status of the middleware as not executed, unless the request has passed it.
+    /// Notes that the request passes.
+    fn passes(&self) {
+        self.0.fetch_add(1, Ordering::Release);
+    }
+
+    /// Notes how a request that has passed ended.
+    pub(crate) fn ended<T>(&self, outcome: &Result<T, Status>) {
+        if let Err(status) = outcome
+            && status.executed() == Executed::No
+        {
+            self.0.fetch_sub(1, Ordering::Release);
+        }
+    }
+
+    /// Returns a status of the middleware with what it must say: not executed, if the handler certainly has not run. Otherwise the status
+    /// may be that of another call, which was not executed.
     pub(crate) fn judge(&self, status: Status) -> Status {
-        match self.executed() {
-            Executed::No => status.with_executed(Executed::No),
+        match (self.executed(), status.executed()) {
+            (Executed::No, _) => status.with_executed(Executed::No),
+            (_, Executed::No) => status.with_executed(Executed::Maybe),
             _ => status,
         }
     }
@@ -63,6 +79,7 @@ pub(crate) struct OutgoingCall {
     pub(crate) class: TrafficClass,
     pub(crate) options: Box<CallOptions>,
     pub(crate) deadline: Option<Instant>,
+    pub(crate) passed: Passed,
 }
 
 /// A request that has arrived, for its handler.
@@ -74,15 +91,16 @@ pub(super) struct Arrived {
     pub(super) sooner: Option<Instant>,
     /// The context outside the middleware.
     pub(super) outer: Context,
+    pub(super) passed: Passed,
 }
 
 impl Request {
     /// Returns a request that will be sent.
     pub(crate) fn outgoing(outgoing: OutgoingCall) -> Self {
-        let OutgoingCall { service, method, arguments, class, mut options, deadline } = outgoing;
+        let OutgoingCall { service, method, arguments, class, mut options, deadline, passed } = outgoing;
         let metadata = std::mem::take(&mut options.metadata);
         let target = Target::Server { service, class, options };
-        let (extensions, passed) = (Extensions::default(), Passed::default());
+        let extensions = Extensions::default();
         Self { target, method, arguments, metadata, extensions, deadline, passed }
     }
 
@@ -97,7 +115,7 @@ impl Request {
         Self { target, method, arguments: request.payload, metadata, extensions, deadline, passed }
     }
 
-    /// Returns the flag that is set once the request has passed all middleware.
+    /// Returns the count of how often the request has passed all middleware.
     pub(crate) fn passed(&self) -> Passed {
         self.passed.clone()
     }
@@ -222,9 +240,9 @@ impl Request {
         let Self { target, method, arguments, metadata, deadline, passed, .. } = self;
         match target {
             Target::Server { service, class, mut options } => {
-                passed.0.store(true, Ordering::Release);
+                passed.passes();
                 options.metadata = metadata;
-                Ok(OutgoingCall { service, method, arguments, class, options, deadline })
+                Ok(OutgoingCall { service, method, arguments, class, options, deadline, passed })
             }
             Target::Handler { .. } => Err(astray("a request that has arrived is not sent on: make a call")),
         }
@@ -235,11 +253,11 @@ impl Request {
         let Self { target, method, arguments, metadata, extensions, deadline, passed } = self;
         match target {
             Target::Handler { service, context, streams } => {
-                passed.0.store(true, Ordering::Release);
+                passed.passes();
                 let sooner = deadline.filter(|_| deadline != context.deadline());
                 let inner = context.behind(metadata, extensions, deadline);
                 let request = service::IncomingCall { context: inner, payload: arguments, streams };
-                Ok(Arrived { service, method, request, sooner, outer: context })
+                Ok(Arrived { service, method, request, sooner, outer: context, passed })
             }
             Target::Server { .. } => Err(astray("a client's request was given to a server's handler")),
         }

@@ -17,7 +17,7 @@ struct Handlers;
 impl Dispatch for Handlers {
     fn dispatch(&self, request: Request) -> BoxFuture<Result<Response>> {
         Box::pin(async move {
-            let Arrived { service, method, request, sooner, outer } = request.into_arrived()?;
+            let Arrived { service, method, request, sooner, outer, passed } = request.into_arrived()?;
             let context = request.context.clone();
             let unfinished = context.unfinished();
             let handler = context.scope(service::call(service, method, request));
@@ -33,10 +33,12 @@ impl Dispatch for Handlers {
                 }
                 Err(_) => Reply::Status(late()),
             };
-            Response::answered(reply, context.take_answer()).map_err(|(status, initial)| {
+            let response = Response::answered(reply, context.take_answer()).map_err(|(status, initial)| {
                 outer.reply_metadata(|metadata| metadata.extend(&initial));
                 status
-            })
+            });
+            passed.ended(&response);
+            response
         })
     }
 }

@@ -351,11 +351,12 @@ impl Picked {
         self.member.suspect();
     }
 
-    /// Notes that an attempt has failed there.
+    /// Notes that an attempt has failed there. A pause before the next one is not the server's time.
     pub(in crate::client) fn failed(&mut self, status: &Status) {
         if !std::mem::replace(&mut self.is_noted, true) {
             self.member.note(Some(status));
         }
+        self.leave();
     }
 
     /// Notes that the call has ended, and its last attempt there, unless that is noted.
@@ -367,14 +368,22 @@ impl Picked {
     }
 }
 
-impl Drop for Picked {
-    fn drop(&mut self) {
-        if let Some(began) = self.began {
+impl Picked {
+    /// Takes the call from what the server has to do.
+    fn leave(&mut self) {
+        if let Some(began) = self.began.take() {
             self.member.load.end(began, self.is_answered);
         }
-        if self.held > 0 {
-            self.member.held[self.class as usize].fetch_sub(self.held, Ordering::Relaxed);
+        let held = std::mem::take(&mut self.held);
+        if held > 0 {
+            self.member.held[self.class as usize].fetch_sub(held, Ordering::Relaxed);
         }
+    }
+}
+
+impl Drop for Picked {
+    fn drop(&mut self) {
+        self.leave();
     }
 }
 

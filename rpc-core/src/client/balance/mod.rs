@@ -47,7 +47,7 @@ pub(super) struct Balancer {
     states: States,
     /// The reason why there are no servers.
     none: Mutex<Option<Status>>,
-    /// A number of this channel's own, by which it chooses a subset.
+    /// A number of this channel's own, by which it chooses a subset and the first of several servers.
     seed: u64,
 }
 
@@ -69,7 +69,7 @@ impl Balancer {
             balance,
             runtime,
             members: Mutex::default(),
-            picker: RwLock::default(),
+            picker: RwLock::new(Picker::beginning_with(seed)),
             states: watch::Sender::new(Arc::from([])),
             none: Mutex::default(),
             seed,
@@ -178,8 +178,10 @@ impl Balancer {
         // Weights compare servers of one rank.
         let all: Vec<_> = members.iter().filter(|member| is_best(member)).cloned().collect();
         // Made without the picker's lock, which calls take.
-        let ring = self.picker.read().unwrap_or_else(PoisonError::into_inner).ring();
-        let picker = Picker::new(balance.policy, ready, &all, ring);
+        let picker = self.picker.read().unwrap_or_else(PoisonError::into_inner);
+        let (ring, turns) = (picker.ring(), picker.turns());
+        drop(picker);
+        let picker = Picker::new(balance.policy, ready, &all, ring, turns);
         *self.picker.write().unwrap_or_else(PoisonError::into_inner) = picker;
         self.states.send_replace(members.iter().map(|member| member.state()).collect());
     }
@@ -276,6 +278,8 @@ impl Balancer {
                     }
                 }
             }
+            // Before the picker is asked: a server that becomes ready between is a change to wake up for.
+            let hopeless = self.hopeless(&states.borrow_and_update());
             if let Some(connection) = self.choose_but(&failed, class, key, &mut at) {
                 return Ok(Chosen { connection, picked: at });
             }
@@ -285,7 +289,7 @@ impl Balancer {
             if let Some(status) = why {
                 return Err(status);
             }
-            if let Some(status) = self.hopeless(&states.borrow_and_update()) {
+            if let Some(status) = hopeless {
                 return Err(status);
             }
             // Can't fail, because `self` holds the sender.

@@ -16,7 +16,7 @@ use crate::config::BalancePolicy;
 pub(super) struct Picker {
     ready: Vec<Arc<Member>>,
     order: Order,
-    /// Counts calls.
+    /// Counts calls, from a number of the channel's own. So channels do not all begin with the same server.
     next: AtomicU64,
 }
 
@@ -35,12 +35,19 @@ enum Order {
 const HEAVIEST: u32 = 100;
 
 impl Picker {
-    /// Returns a picker of the members that are ready, among `all`, in the same order. `before`: the ring of an earlier picker.
+    /// Returns a picker of no members, whose turns begin with this number.
+    pub(super) fn beginning_with(turns: u64) -> Self {
+        Self { next: AtomicU64::new(turns), ..Self::default() }
+    }
+
+    /// Returns a picker of the members that are ready, among `all`, in the same order. `before`: the ring of an earlier picker. `turns`: the
+    /// [turns](Self::turns) of that.
     pub(super) fn new(
         policy: BalancePolicy,
         ready: Vec<Arc<Member>>,
         all: &[Arc<Member>],
         before: Option<Arc<Ring>>,
+        turns: u64,
     ) -> Self {
         let order = match policy {
             BalancePolicy::LeastLoaded => Order::LeastLoaded,
@@ -56,7 +63,7 @@ impl Picker {
                 }
             }
         };
-        Self { ready, order, next: AtomicU64::new(0) }
+        Self { ready, order, next: AtomicU64::new(turns) }
     }
 
     /// Returns the ring of its keys, which the next picker may use.
@@ -65,6 +72,11 @@ impl Picker {
             Order::ByKey(ring, _) => Some(Arc::clone(ring)),
             _ => None,
         }
+    }
+
+    /// Returns the count of its turns, with which the next picker goes on. Otherwise each change would begin with the first member again.
+    pub(super) fn turns(&self) -> u64 {
+        self.next.load(Ordering::Relaxed)
     }
 
     /// Returns the time, if the members' loads decide.

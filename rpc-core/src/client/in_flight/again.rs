@@ -30,6 +30,7 @@ impl InFlightCall {
             count_attempt(Further::Retry);
             self.state = State::Pausing(Box::pin(tokio::time::sleep(pause)), status);
         } else if elsewhere {
+            self.failed_there(&status);
             self.wait_for_ready(status)?;
         } else {
             return Err(self.named(status));

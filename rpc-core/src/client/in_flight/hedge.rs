@@ -111,6 +111,12 @@ impl Hedge {
                 {
                     return Poll::Ready(Err(status));
                 }
+            } else if self.attempts.is_empty()
+                && !self.has_more(of)
+                && let Some(status) = self.failure.take()
+            {
+                // The channel allows fewer attempts than when this one's pause began.
+                return Poll::Ready(Err(status));
             } else {
                 return Poll::Pending;
             }

@@ -38,7 +38,7 @@ fn members(weights: &[u32]) -> Vec<Arc<Member>> {
 
 /// Returns a picker of members that are all there are.
 fn picker(policy: BalancePolicy, members: Vec<Arc<Member>>) -> Picker {
-    Picker::new(policy, members.clone(), &members, None)
+    Picker::new(policy, members.clone(), &members, None, 0)
 }
 
 fn has_room(_: &Member) -> bool {
@@ -104,8 +104,8 @@ async fn the_server_that_failed_comes_last() {
 async fn a_key_stays_where_it_is_when_others_come_and_go() {
     let all = members(&[1; 10]);
     let (ten, nine) = (
-        Picker::new(BalancePolicy::ByKey, all.clone(), &all, None),
-        Picker::new(BalancePolicy::ByKey, all[..9].to_vec(), &all, None),
+        Picker::new(BalancePolicy::ByKey, all.clone(), &all, None, 0),
+        Picker::new(BalancePolicy::ByKey, all[..9].to_vec(), &all, None, 0),
     );
     let mut counts = [0; 10];
     let mut moved = 0;
@@ -137,8 +137,8 @@ async fn a_key_stays_where_it_is_when_others_come_and_go() {
 async fn a_key_stays_where_it_is_when_the_heaviest_is_lost() {
     let all = members(&[2, 2, 3]);
     let (three, two) = (
-        Picker::new(BalancePolicy::ByKey, all.clone(), &all, None),
-        Picker::new(BalancePolicy::ByKey, all[..2].to_vec(), &all, None),
+        Picker::new(BalancePolicy::ByKey, all.clone(), &all, None, 0),
+        Picker::new(BalancePolicy::ByKey, all[..2].to_vec(), &all, None, 0),
     );
     for key in 0..1000 {
         let name = |picker: &Picker| {
@@ -162,7 +162,7 @@ async fn the_ring_of_a_thousand_members_is_bounded_and_made_for_other_members_on
     let all = members(&(0..1001).map(weight).collect::<Vec<_>>());
     let most = &all[..1000];
     let picker = |ready: &[_], all: &[_], before: &Option<_>| {
-        Picker::new(BalancePolicy::ByKey, ready.to_vec(), all, before.clone())
+        Picker::new(BalancePolicy::ByKey, ready.to_vec(), all, before.clone(), 0)
     };
     let before = picker(most, most, &None);
     let ring = before.ring();
@@ -301,4 +301,42 @@ async fn full_members_get_calls_in_turn_if_all_are_full_and_before_one_where_the
             assert!((share / 3..100 - share / 3).contains(&at_first), "{policy:?} of {count}: {at_first}");
         }
     }
+}
+
+#[tokio::test]
+async fn turns_go_on_when_members_come_and_go() {
+    let all = members(&[1, 1, 1]);
+    let mut picker = Picker::beginning_with(7);
+    let mut shares_of_all = [0; 3];
+    for _ in 0..30 {
+        picker = Picker::new(BalancePolicy::RoundRobin, all.clone(), &all, picker.ring(), picker.turns());
+        shares(&picker, 1, |_| true).iter().zip(&mut shares_of_all).for_each(|(share, all)| *all += share);
+    }
+    assert_eq!(shares_of_all, [10; 3]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pause_before_the_next_attempt_is_not_the_time_of_a_server() {
+    let all = members(&[1, 1]);
+    let picker = picker(BalancePolicy::LeastLoaded, all.clone());
+    let mut failed = None;
+    for member in &all {
+        let mut call = Picked::new(member.clone(), Some(Instant::now()), TrafficClass::Normal);
+        tokio::time::advance(Duration::from_millis(1)).await;
+        if failed.is_none() {
+            call.failed(&Status::new(Code::Unavailable, "not now"));
+            failed = Some(call);
+        } else {
+            call.ended(None);
+        }
+    }
+    tokio::time::advance(Duration::from_secs(60)).await;
+    drop(failed);
+    for member in &all {
+        let call = Picked::new(member.clone(), Some(Instant::now()), TrafficClass::Normal);
+        tokio::time::advance(Duration::from_millis(1)).await;
+        call.ended(None);
+    }
+    let share = shares(&picker, 1000, |_| true);
+    assert!(share[0] > 300, "{share:?}");
 }

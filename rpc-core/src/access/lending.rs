@@ -11,9 +11,7 @@ use super::Accesses;
 use super::giving::{GivenGrant, Offer};
 use super::owner::Memory;
 use crate::payload::Loan;
-#[cfg(doc)]
-use crate::proto::wire::Granted;
-use crate::proto::wire::{Outcome, Target};
+use crate::proto::wire::{Granted, Outcome, Target};
 use crate::sync::{Mutex, rank};
 use crate::transport::{self, Link};
 
@@ -40,6 +38,12 @@ pub(crate) trait LentMemory: Memory {
     /// Returns the memory's pieces in order, for the server to use by itself through a link, if they are such that the link's device can
     /// write to them if the server may. Else none. Memory that has to be registered first is so for a later call.
     fn shared(&self, link: &Arc<dyn Link>, runtime: &Handle) -> Vec<transport::DirectMemory>;
+}
+
+/// Whether a server may write to any of the memory that a call lends.
+pub(crate) fn may_write(loans: &[Loan]) -> bool {
+    let mut memory = loans.iter().filter_map(|loan| loan.downcast_ref::<Arc<dyn LentMemory>>());
+    memory.any(|memory| memory.right() & Granted::WRITE != 0)
 }
 
 /// Memory that one call lends.
@@ -176,6 +180,10 @@ impl Drop for Lending {
             for loan in &self.loans {
                 lent.remove(&(self.call, loan.memory.number()));
             }
+        }
+        // Those of a call that was not made.
+        for (place, offer) in self.offers.drain(..) {
+            self.loans[place].state.lock().in_effect = Some(offer.in_effect.clone());
         }
         for loan in self.loans.drain(..) {
             loan.has_ended.store(true, Ordering::Relaxed);

@@ -30,7 +30,7 @@ pub(crate) use self::giving::GivenGrant;
 use self::giving::GivenGrants;
 use self::held::counted;
 use self::lending::OnLoan;
-pub(crate) use self::lending::{Lending, LentMemory, Used};
+pub(crate) use self::lending::{Lending, LentMemory, Used, may_write};
 use self::local::Turn;
 pub(crate) use self::local::{LocalMemory, LocalRange, Transfers};
 pub(crate) use self::owner::{ExportedMemory, Memory, Offered, Progress, failed};
@@ -41,6 +41,7 @@ use crate::proto::message::Message;
 use crate::proto::wire::{
     Access, Accessed, FrameType, Granted, Operation, Outcome, Target, WireError, features,
 };
+use crate::refusal::refusal;
 use crate::session::{Role, Sender};
 use crate::status::{Blame, Code, Executed, Status};
 use crate::sync::{Mutex, rank};
@@ -177,7 +178,7 @@ impl Accesses {
                     "a read of {len} bytes is longer than this side's limits.max_message allows, which is {}; read less at a time",
                     self.max_read()
                 );
-                Err(Status::new(Code::InvalidArgument, message).with_blame(Blame::Application))
+                Err(refusal(Code::InvalidArgument, message).with_blame(Blame::Application))
             }
         }
     }

@@ -3,6 +3,7 @@
 use std::ops::{Bound, RangeBounds};
 
 use crate::proto::wire::Outcome;
+use crate::refusal::refusal;
 use crate::status::{Blame, Code, Status};
 
 /// Returns offset and length of a range within memory of this length.
@@ -23,7 +24,7 @@ pub(crate) fn range(range: impl RangeBounds<usize>, of: usize) -> Result<(usize,
             let (start, end) = (range.start_bound(), range.end_bound());
             let message =
                 format!("the range from {start:?} to {end:?} is not within the memory, which has {of} bytes");
-            Err(Status::new(Code::OutOfRange, message).with_blame(Blame::Application))
+            Err(refusal(Code::OutOfRange, message).with_blame(Blame::Application))
         }
     }
 }

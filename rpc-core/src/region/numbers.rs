@@ -66,10 +66,15 @@ impl Shared {
         atomic: Atomic,
     ) -> Result<u64, Outcome> {
         loop {
-            match device.change(offset, atomic).await {
-                Ok(before) => return Ok(before),
-                Err(Executed::No) => self.leave(&device).await,
-                Err(_) => return Err(Outcome::Unknown),
+            let changed = device.change(offset, atomic);
+            // Not held while the caller may not poll: a region that is revoked waits for the last owner.
+            let held = Arc::downgrade(&device);
+            drop(device);
+            match (changed.await, held.upgrade()) {
+                (Ok(before), _) => return Ok(before),
+                (Err(Executed::No), Some(device)) => self.leave(&device).await,
+                (Err(Executed::No), None) => {}
+                (Err(_), _) => return Err(Outcome::Unknown),
             }
             let exported = self.exported.lock();
             let Exported { memory, numbers, .. } = exported.as_ref().ok_or(Outcome::Gone)?;

@@ -12,6 +12,7 @@ use crate::access::{self, Accesses};
 use crate::client::RawChannel;
 use crate::context::Context;
 use crate::proto::wire::Target;
+use crate::refusal::refusal;
 use crate::status::{Blame, Code, Executed, Status};
 use crate::transport::Atomic;
 
@@ -241,7 +242,7 @@ impl RemoteMemory {
                 "there is no number at {offset} in a region of {} bytes: it must be at a multiple of 8 within it",
                 self.region.len
             );
-            Status::new(Code::OutOfRange, message).with_blame(Blame::Application)
+            refusal(Code::OutOfRange, message).with_blame(Blame::Application)
         })
     }
 

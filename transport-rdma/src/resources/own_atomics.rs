@@ -66,21 +66,40 @@ impl OwnAtomics {
         path: LocalPath,
         in_effect: watch::Sender<()>,
     ) -> Option<Arc<dyn DeviceAtomics>> {
-        let (this, device) = (Arc::clone(&self), self.id?);
-        let open = move || {
-            let words = UsedWords::new(this.registrations.register(&words, true)?, Box::new(in_effect));
-            let loopback = this.loopback(&path)?;
-            let exposure = loopback.expose(words)?;
-            Ok::<_, Unavailable>(exposure.map(|exposure| OwnNumbers { device, loopback, exposure }))
-        };
-        let opened = self.control.set_up(Part::Connect, "connecting a device with itself", open);
-        let why = match opened.await {
-            Ok(Ok(numbers)) => return numbers.map(|numbers| Arc::new(numbers) as _),
-            Ok(Err(why)) => farcall_core::transport::Unavailable::from(why),
-            Err(failed) => failed.into(),
-        };
-        tracing::warn!(device = self.device.name(), %why, "peers can't change numbers by themselves: this process does it for them");
+        match self.open(words, path, in_effect).await {
+            Ok(numbers) => return numbers.map(|numbers| Arc::new(numbers) as _),
+            Err(why) => {
+                let device = self.device.name();
+                tracing::warn!(device, %why, "peers can't change numbers by themselves: this process does it for them");
+            }
+        }
         None
+    }
+
+    async fn open(
+        self: &Arc<Self>,
+        words: Words,
+        path: LocalPath,
+        in_effect: watch::Sender<()>,
+    ) -> Result<Option<OwnNumbers>, farcall_core::transport::Unavailable> {
+        let Some(device) = self.id else { return Ok(None) };
+        // As long as the kernel takes to pin them: seconds for gigabytes. So this is no part of the set-up, which has a limit.
+        let this = Arc::clone(self);
+        let registered = tokio::task::spawn_blocking(move || this.registrations.register(&words, true));
+        // An error means that the runtime ends.
+        let Ok(registered) = registered.await else { return Ok(None) };
+        let (this, registered) = (Arc::clone(self), registered?);
+        let expose = move || {
+            let loopback = this.loopback(&path)?;
+            let exposure = loopback.expose(UsedWords::new(registered, Box::new(in_effect)))?;
+            Ok::<_, Unavailable>(exposure.map(|exposure| OwnNumbers {
+                device,
+                loopback,
+                exposure,
+                is_exposed: Arc::new(()),
+            }))
+        };
+        Ok(self.control.set_up(Part::Connect, "connecting a device with itself", expose).await??)
     }
 
     /// The device has failed, and is to be closed.
@@ -129,6 +148,8 @@ struct OwnNumbers {
     device: DeviceId,
     loopback: Arc<Loopback>,
     exposure: Exposure,
+    /// Dropped before the exposure ends.
+    is_exposed: Arc<()>,
 }
 
 impl DeviceAtomics for OwnNumbers {
@@ -143,7 +164,7 @@ impl DeviceAtomics for OwnNumbers {
     fn change(&self, offset: usize, atomic: Atomic) -> BoxFuture<Result<u64, Executed>> {
         let addr = self.exposure.addr().wrapping_add(offset as u64);
         let on = RemoteRange { addr, rkey: self.exposure.rkey() };
-        Box::pin(Arc::clone(&self.loopback).change(on, atomic))
+        Box::pin(Arc::clone(&self.loopback).change(on, atomic, Arc::downgrade(&self.is_exposed)))
     }
 }
 
@@ -151,6 +172,7 @@ impl Drop for OwnNumbers {
     fn drop(&mut self) {
         if let Some(ends) = &*self.loopback.ends() {
             let (loopback, exposure) = (Arc::clone(&self.loopback), self.exposure);
+            self.is_exposed = Arc::new(());
             ends.control.spawn(move || loopback.conceal(exposure));
         }
     }
@@ -193,6 +215,8 @@ struct End {
 struct Asked {
     on: RemoteRange,
     atomic: Atomic,
+    /// Gone once the memory is not exposed any more. To use its key then would cost the queue pair.
+    is_exposed: Weak<()>,
     caller: oneshot::Sender<Result<u64, Executed>>,
 }
 
@@ -201,6 +225,7 @@ struct Asked {
 struct Posted {
     /// Of the queue pair's request.
     number: u64,
+    on: RemoteRange,
     at: Instant,
     into: Arc<ReadTarget>,
     caller: oneshot::Sender<Result<u64, Executed>>,
@@ -250,9 +275,14 @@ impl Loopback {
         }
     }
 
-    async fn change(self: Arc<Self>, on: RemoteRange, atomic: Atomic) -> Result<u64, Executed> {
+    async fn change(
+        self: Arc<Self>,
+        on: RemoteRange,
+        atomic: Atomic,
+        is_exposed: Weak<()>,
+    ) -> Result<u64, Executed> {
         let (caller, mut answer) = oneshot::channel();
-        let asked = Asked { on, atomic, caller };
+        let asked = Asked { on, atomic, is_exposed, caller };
         let enqueue = |ends: &mut Ends| {
             ends.waiting.push_back(asked);
             Ok(())
@@ -287,6 +317,14 @@ impl Loopback {
 
     /// Ends an exposure, whose memory is let go of then. Blocks.
     fn conceal(&self, exposure: Exposure) {
+        let is_in_use = |ends: &mut Ends| {
+            ends.advance()?;
+            Ok(ends.current.as_ref().is_some_and(|posted| posted.on.rkey == exposure.rkey()))
+        };
+        // The device may be about to use it, for a caller that has gone. No other caller can begin to.
+        while self.step(is_in_use) == Some(true) {
+            std::thread::yield_now();
+        }
         // If that fails, the memory goes with the queue pair.
         let _ = self.run(Work::Invalidate(exposure));
     }
@@ -335,15 +373,20 @@ impl Ends {
             let _ = caller.send(before.ok_or(Executed::Maybe));
         }
         while self.current.is_none()
-            && let Some(Asked { on, atomic, caller }) = self.waiting.pop_front()
+            && let Some(Asked { on, atomic, is_exposed, caller }) = self.waiting.pop_front()
         {
             if caller.is_closed() {
+                continue;
+            }
+            if is_exposed.strong_count() == 0 {
+                // Its future may have been dropped.
+                let _ = caller.send(Err(Executed::No));
                 continue;
             }
             let extent = self.memory.arena.take(NUMBER).ok_or("its memory is in use")?;
             let into = ReadTarget::new(extent);
             let number = self.asking.post(Work::Atomic { atomic, on, into: Arc::clone(&into), tag: 0 })?;
-            self.current = Some(Posted { number, at: Instant::now(), into, caller });
+            self.current = Some(Posted { number, on, at: Instant::now(), into, caller });
         }
         Ok(())
     }

@@ -228,6 +228,32 @@ async fn an_operation_that_nobody_polls_holds_nobody_up() {
 }
 
 #[tokio::test]
+async fn a_region_is_revoked_beside_an_operation_that_nobody_polls() {
+    let t = Setup::new(None);
+    let (region, other) = (Region::zeroed(64, all()), Region::zeroed(64, all()));
+    let [remote, others] = [&region, &other].map(|region| region.remote().on(t.channel.clone()));
+    t.until_counted(&remote).await;
+    t.until_counted(&others).await;
+    // One that the device does, one that waits for its turn, and one that has not begun.
+    t.fabric.set_acknowledgements(false);
+    let mut done = std::pin::pin!(region.fetch_add(0, 1));
+    let mut waiting = std::pin::pin!(region.fetch_add(0, 1));
+    let new = std::pin::pin!(region.fetch_add(0, 1));
+    for polled in [&mut done, &mut waiting] {
+        assert!(std::future::poll_fn(|cx| Poll::Ready(polled.as_mut().poll(cx))).await.is_pending());
+    }
+    t.fabric.set_acknowledgements(true);
+    tokio::time::timeout(PATIENCE, region.revoke()).await.expect("they hold it up");
+    assert_eq!(done.await.unwrap(), 0);
+    for refused in [waiting, new] {
+        assert_eq!(refused.await.unwrap_err().executed(), Executed::No);
+    }
+    // The keys of a window that is gone have not cost the queue pair.
+    assert_eq!(other.fetch_add(8, 1).await.unwrap(), 0);
+    assert_eq!((t.bound(), t.fabric.queue_pairs().len()), (2, 4));
+}
+
+#[tokio::test]
 async fn where_a_device_changes_no_numbers_the_owner_does() {
     let sealed = Setup::new(Some(Cipher::Aes256Gcm));
     let (plain, owners_host) = Setup::with_owners_host();

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::{InFlightCall, State};
+use crate::access::may_write;
 use crate::backoff;
 use crate::calls::{CallOptions, PushBack};
 use crate::client::meter::{Further, count_attempt};
@@ -84,7 +85,9 @@ impl InFlightCall {
 
     /// Whether the channel's policy allows another attempt after this status.
     pub(super) fn is_retryable(&self, status: &Status) -> bool {
-        let is_harmless = status.executed() == Executed::No || self.is_idempotent();
+        // The device of the server that had the call may still write to what that was lent, when another attempt has its answer already.
+        let is_harmless =
+            status.executed() == Executed::No || (self.is_idempotent() && !may_write(self.arguments.loans()));
         is_harmless
             && self.stub.policy(self.method, Policies::retry).retryable_status_codes.contains(&status.code())
     }

@@ -460,3 +460,25 @@ async fn owners_are_told_what_they_do_wrong() {
     region.revoke().await;
     assert_eq!(region.load(8).unwrap_err().code(), Code::FailedPrecondition);
 }
+
+#[tokio::test]
+async fn long_reads_at_once_wait_for_each_other() {
+    let mut config = farcall::Config::default();
+    (config.limits.max_message, config.limits.max_assembly) = (MIB as u64, MIB as u64);
+    let server = Server::builder().config(config).add(RegionsServer::new(Owner::default()));
+    let server = server.bind("127.0.0.1:0").await.unwrap();
+    let address = format!("tcp://{}", server.local_addr());
+    tokio::spawn(server.serve());
+    let channel = Channel::connect(&address).await.unwrap();
+    let remote = RegionsClient::new(&channel).export(8 * MIB, Rights::READ, None).await.unwrap().on(&channel);
+    // All of them are more than the owner answers at once.
+    let reads: Vec<_> = (0..16)
+        .map(|place| {
+            let remote = remote.clone();
+            tokio::spawn(async move { remote.read(place * 500_000..(place + 1) * 500_000).await })
+        })
+        .collect();
+    for read in reads {
+        assert_eq!(soon(read).await.unwrap().unwrap().len(), 500_000);
+    }
+}

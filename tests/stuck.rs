@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farcall::health::{HealthClient, Reporter, Serving};
-use farcall::middleware::{Next, Request};
+use farcall::middleware::{Next, Request, ServiceExt};
 use farcall::{Channel, Code, Config, Server, Status, Stream, stream};
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinHandle;
@@ -75,12 +75,18 @@ async fn setup() -> Setup {
     health.set("test.Other", Serving::Serving);
     health.takes_long("test.Work/event");
     let config = Config::from_toml("[server]\nstuck_ms = 10_000").unwrap();
-    let server = Server::builder().add(WorkServer::new(worker.clone())).with_health(&health).config(config);
+    let refusing = |token: &'static str| {
+        move |request: Request, next: Next| async move {
+            match request.metadata().get("token") {
+                Some(given) if given == token => Err(Status::permission_denied("it is of no use")),
+                _ => next.run(request).await,
+            }
+        }
+    };
+    // In front of the service, and of all services.
+    let work = WorkServer::new(worker.clone()).intercept(refusing("late"));
     let server =
-        server.intercept(async |request: Request, next: Next| match request.metadata().get("token") {
-            Some("forged") => Err(Status::permission_denied("the token is forged")),
-            _ => next.run(request).await,
-        });
+        Server::builder().add(work).with_health(&health).config(config).intercept(refusing("forged"));
     let server = server.bind("127.0.0.1:0").await.unwrap();
     let address = format!("tcp://{}", server.local_addr());
     tokio::spawn(server.serve());
@@ -152,8 +158,10 @@ async fn refusals_by_middleware_do_not_hide_it() {
     let t = setup().await;
     t.begin(t.work.lock().into_future()).await;
     for _ in 0..12 {
-        let refused = t.work.lock().metadata("token", "forged").await.unwrap_err();
-        assert_eq!(refused.code(), Code::PermissionDenied);
+        for token in ["forged", "late"] {
+            let refused = t.work.lock().metadata("token", token).await.unwrap_err();
+            assert_eq!(refused.code(), Code::PermissionDenied);
+        }
         seconds(1).await;
     }
     assert!(!t.is_serving("").await);

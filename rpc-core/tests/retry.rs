@@ -328,10 +328,13 @@ async fn a_call_whose_channel_comes_to_allow_no_more_attempts_ends_with_its_fail
     });
     t.tell(&[End::Refuses("5000")]);
     let call = tokio::spawn(t.call(IDEMPOTENT).into_future());
-    support::until("it has run", || t.runs() == 1).await;
+    // It has been refused, and pauses.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(t.runs(), 1);
     let Settings { calls, retry, methods, balance, .. } = plain(Limits::default());
     t.stub.channel().reconfigure(&calls, &retry, &methods, &balance);
-    assert_eq!(call.await.unwrap().unwrap_err().code(), Code::ResourceExhausted);
+    let ended = tokio::time::timeout(Duration::from_secs(60), call).await.expect("it hangs");
+    assert_eq!(ended.unwrap().unwrap_err().code(), Code::ResourceExhausted);
 }
 
 #[tokio::test(start_paused = true)]

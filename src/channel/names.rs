@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -106,6 +107,12 @@ const PAUSE: Duration = Duration::from_secs(2);
 /// The longest time between two look-ups while a name can't be looked up, except for chance.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
+/// The longest time that one look-up may take.
+const LONGEST_LOOK_UP: Duration = Duration::from_secs(30);
+
+/// After this time other names no longer wait for one whose look-up takes long.
+const SOON: Duration = Duration::from_secs(1);
+
 /// How many servers a name may stand for. Nobody vouches for an answer of DNS, and each server costs a connection.
 pub(super) const MOST: usize = 1024;
 
@@ -127,19 +134,22 @@ impl Names {
         mut states: watch::Receiver<Arc<[EndpointState]>>,
     ) {
         let mut known = Known::new();
-        let (mut failures, mut unchanged) = (0, 0);
+        let (mut failures, mut in_vain) = (0, 0);
         loop {
             let before = known.clone();
             let looked_up = self.look_up_all(&mut known, endpoints).await;
-            if known.values().all(Vec::is_empty) {
+            let all = self.endpoints(&known);
+            if all.is_empty() {
                 let nothing =
                     || Status::new(Code::Unavailable, "the names of the servers stand for no address");
                 endpoints.failed(looked_up.as_ref().err().cloned().unwrap_or_else(nothing));
             }
-            unchanged = if known == before { unchanged + 1 } else { 0 };
+            endpoints.set(all);
+            in_vain = if known == before { in_vain } else { 0 };
             if let Ok(good_for) = looked_up {
                 failures = 0;
-                self.until_due(good_for, unchanged, &mut states).await;
+                let one_fails = self.until_due(good_for, in_vain, &mut states).await;
+                in_vain = if one_fails { in_vain + 1 } else { 0 };
             } else {
                 let longest = self.every.map_or(LONGEST_PAUSE, |every| every.clamp(PAUSE, LONGEST_PAUSE));
                 tokio::time::sleep(backoff::pause(failures, PAUSE, longest)).await;
@@ -148,28 +158,27 @@ impl Names {
         }
     }
 
-    /// Waits until names should be looked up again: because a server can't be reached, or what was found may not be true any more.
-    /// `unchanged`: how many look-ups in a row have found nothing else than before. With each of them a server that can't be reached
-    /// is less of a reason.
+    /// Waits until names should be looked up again. Returns whether that is because a server can't be reached: otherwise what was found may
+    /// not be true any more. `in_vain`: how many look-ups in a row for that reason have found nothing new.
     async fn until_due(
         &self,
         good_for: Option<Duration>,
-        unchanged: u32,
+        in_vain: u32,
         states: &mut watch::Receiver<Arc<[EndpointState]>>,
-    ) {
+    ) -> bool {
         let now = Instant::now();
         let Some(every) = self.every else { return std::future::pending().await };
         let due = now + good_for.map_or(every, |good_for| good_for.min(every)).max(PAUSE);
-        let pause = backoff::pause(unchanged, PAUSE, every.clamp(PAUSE, LONGEST_PAUSE));
+        let pause = backoff::pause(in_vain, PAUSE, every.clamp(PAUSE, LONGEST_PAUSE)).max(PAUSE);
         tokio::time::sleep_until(due.min(now + pause)).await;
         let is_failing = |state: &EndpointState| matches!(state.readiness, Readiness::Failing(_));
         let any_fails = states.wait_for(|states| states.is_empty() || states.iter().any(is_failing));
-        // An error means that the time has come, or that the channel is gone.
-        drop(tokio::time::timeout_at(due, any_fails).await);
+        // An error means that the time has come.
+        tokio::time::timeout_at(due, any_fails).await.is_ok()
     }
 
-    /// Looks all names up, beside each other, so that one whose look-up takes long does not hold up others. Gives `endpoints` what each name
-    /// stands for as soon as it is known. Returns the shortest time that an answer is good for, or the first failure.
+    /// Looks all names up, beside each other. If some take long, `endpoints` gets those of the others meanwhile. Returns the shortest time
+    /// that an answer is good for, or the first failure.
     async fn look_up_all(
         &self,
         known: &mut Known,
@@ -177,18 +186,35 @@ impl Names {
     ) -> Result<Option<Duration>, Status> {
         let (mut shortest, mut failure) = (None, None);
         let mut look_ups = JoinSet::new();
-        for Name { host, look_up } in &self.names {
-            let (host, look_up) = (host.clone(), look_up.look_up(host));
-            look_ups.spawn(async move { (host, look_up.await) });
+        for (index, Name { host, look_up }) in self.names.iter().enumerate() {
+            let look_up = tokio::time::timeout(LONGEST_LOOK_UP, look_up.look_up(host));
+            look_ups.spawn(async move { (index, look_up.await.unwrap_or_else(|late| Err(late.into()))) });
         }
-        while let Some(looked_up) = look_ups.join_next().await {
-            // Only a panic fails, which the panic hook has told of.
-            let Ok((host, answer)) = looked_up else { continue };
+        let mut is_soon = true;
+        let mut soon = pin!(tokio::time::sleep(SOON));
+        loop {
+            let looked_up = tokio::select! {
+                looked_up = look_ups.join_next() => looked_up,
+                () = &mut soon, if is_soon => {
+                    is_soon = false;
+                    endpoints.set(self.endpoints(known));
+                    continue;
+                }
+            };
+            let Some(looked_up) = looked_up else { break };
+            let Ok((index, answer)) = looked_up else {
+                let why = "the look-up of a server's name panicked";
+                failure.get_or_insert_with(|| Status::new(Code::Unavailable, why));
+                continue;
+            };
+            let host = &self.names[index].host;
             match answer {
                 Ok(Answer { servers, good_for }) => {
                     shortest = shortest.into_iter().chain(good_for).min();
-                    known.insert(host.clone(), bounded(&host, servers));
-                    endpoints.set(self.endpoints(known));
+                    known.insert(host.clone(), bounded(host, servers));
+                    if !is_soon {
+                        endpoints.set(self.endpoints(known));
+                    }
                 }
                 Err(error) => {
                     tracing::warn!(host, %error, "a name can't be looked up; what it stood for still counts");
@@ -381,12 +407,15 @@ mod tests {
         let (channel, endpoints) = RawChannel::balanced("db", Config::default().settings());
         let zone = Arc::new(Zone::default());
         zone.stands_for(Some((&[1], 60)));
+        let changing = Arc::clone(&zone);
         let silent = Name { host: "silent:1".into(), look_up: Arc::new(Silent) };
         let names = vec![silent, Name { host: "db:1".into(), look_up: Arc::new(zone) }];
         let dialer = Dialer::plain(&Config::default());
         let names = Names { names, every: Some(Duration::from_secs(30)), dialer };
         let _following = tokio::spawn(names.follow(channel.clone(), endpoints));
         until(&channel, &["192.0.2.1:1"]).await;
+        changing.stands_for(Some((&[2], 60)));
+        until(&channel, &["192.0.2.2:1"]).await;
     }
 
     #[tokio::test(start_paused = true)]

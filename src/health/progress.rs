@@ -9,6 +9,7 @@ use farcall_core::service::Service;
 use tokio::time::{Instant, sleep};
 
 use super::Reporter;
+use crate::Executed;
 use crate::Result;
 use crate::dynamic::Kind;
 use crate::middleware::{Next, Request, Response};
@@ -112,7 +113,8 @@ impl Progress {
         }
         let mut running = Running::begin(self.of(path, request.service()));
         let answered = next.run(request).await;
-        running.is_answered = true;
+        // Middleware of the service itself may have refused it, or it can't be decoded.
+        running.is_answered = !answered.as_ref().is_err_and(|status| status.executed() == Executed::No);
         answered
     }
 

@@ -18,7 +18,7 @@ mod under_way;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ops::RangeInclusive;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use bytes::{Bytes, BytesMut};
@@ -49,6 +49,9 @@ use crate::transport::Atomic;
 
 /// How many accesses a side has under way at once. Further ones wait.
 const MOST: usize = 64;
+
+/// The most room for bytes of the peer's accesses, in kibibytes: as much as a [`Semaphore`] gives to one.
+const MOST_ROOM: usize = u32::MAX as usize >> 3;
 
 /// How many mebibytes of transfers between the peer's memory and regions a device has to do at once. Further ones wait, so that a grant can
 /// be taken back soon.
@@ -87,10 +90,10 @@ pub(crate) struct Accesses {
     lent: Mutex<rank::Leaf, HashMap<(u64, u64), Arc<OnLoan>>>,
     /// How many operations the application has under way.
     operations: AtomicUsize,
-    /// How many accesses of the peer have no answer that has left.
-    serving: AtomicUsize,
-    /// How many bytes those are about that are served in tasks.
-    serving_bytes: AtomicU64,
+    /// The accesses of the peer that have no answer that has left, by number, with the room that a long one has.
+    serving: Mutex<rank::Leaf, HashMap<u64, Option<OwnedSemaphorePermit>>>,
+    /// Room for the bytes of long ones, in kibibytes.
+    room: Arc<Semaphore>,
 }
 
 #[derive(Debug, Default)]
@@ -114,6 +117,8 @@ struct Waiting {
 
 impl Accesses {
     pub(crate) fn new(sender: Arc<Sender>, runtime: Handle) -> Arc<Self> {
+        let room = sender.terms().settings.limits.max_assembly >> 10;
+        let room = usize::try_from(room).unwrap_or(usize::MAX).clamp(1, MOST_ROOM);
         Arc::new_cyclic(|me| Self {
             me: me.clone(),
             sender,
@@ -126,8 +131,8 @@ impl Accesses {
             given: Mutex::default(),
             lent: Mutex::default(),
             operations: AtomicUsize::new(0),
-            serving: AtomicUsize::new(0),
-            serving_bytes: AtomicU64::new(0),
+            serving: Mutex::default(),
+            room: Arc::new(Semaphore::new(room)),
         })
     }
 
@@ -417,7 +422,8 @@ impl Accesses {
     pub(crate) fn on_sent(&self, number: u64) -> bool {
         let is_access = number & OF_ACCESS != 0;
         if is_access {
-            self.serving.fetch_sub(1, Ordering::AcqRel);
+            let served = self.serving.lock().remove(&number);
+            drop(served);
         }
         is_access
     }
@@ -458,6 +464,8 @@ impl Accesses {
             let _ = waiting.outcome.send(Err(status.clone().with_executed(Executed::Maybe)));
         }
         self.lent.lock().clear();
+        // Nothing leaves any more, so nothing would make room for those that wait for it.
+        self.room.close();
     }
 
     /// Whether this side waits for no outcome.
@@ -467,7 +475,7 @@ impl Accesses {
 
     /// Whether none is under way, of either side.
     pub(crate) fn is_idle(&self) -> bool {
-        self.serving.load(Ordering::Acquire) == 0
+        self.serving.lock().is_empty()
             && self.operations.load(Ordering::Acquire) == 0
             && self.has_none_started()
     }

@@ -2,14 +2,13 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use bytes::{Bytes, BytesMut};
-use tokio::sync::watch;
+use tokio::sync::{AcquireError, OwnedSemaphorePermit, watch};
 
 use super::giving::GivenGrant;
 use super::lending::OnLoan;
-use super::{Accesses, HEAD, MOST, PIECE, exports};
+use super::{Accesses, HEAD, MOST, MOST_ROOM, PIECE, exports};
 use crate::memory::{Gauge, Use};
 use crate::payload::{Encoder, MemoryGrant, Payload};
 use crate::proto::wire::{Access, FrameType, Operation, Outcome, Target, WireError};
@@ -88,7 +87,7 @@ impl<T: Send + 'static> Progress<T> {
 impl Accesses {
     /// Serves an access of the peer, here or in a task if that may take long.
     pub(crate) fn serve(&self, number: u64, access: Access) -> Result<(), WireError> {
-        self.begin_serving()?;
+        self.begin_serving(number)?;
         let bytes = match &access.operation {
             Operation::Read(len) => *len as usize,
             Operation::Write(bytes) if bytes.len() > PIECE => {
@@ -118,10 +117,10 @@ impl Accesses {
             self.refuse_with(number, Outcome::OutOfRange);
             return Ok(());
         }
+        // The bytes of a write are here. Those of a read come when there is room.
+        let (now, later) = if let Operation::Write(_) = access.operation { (bytes, 0) } else { (0, bytes) };
         let mut gauge = Gauge::new(self.sender.account(), Use::Arguments);
-        let together = self.serving_bytes.fetch_add(bytes as u64, Ordering::AcqRel) + bytes as u64;
-        if together > terms.settings.limits.max_assembly || !gauge.grow(bytes) {
-            self.serving_bytes.fetch_sub(bytes as u64, Ordering::AcqRel);
+        if !gauge.grow(now) {
             self.refuse_with(number, Outcome::NoMemory);
             return Ok(());
         }
@@ -130,23 +129,40 @@ impl Accesses {
                 // Fails when the grant has no effect any more.
                 let _ = in_effect.changed().await;
             }
-            this.answer(number, access);
-            this.serving_bytes.fetch_sub(bytes as u64, Ordering::AcqRel);
-            drop(gauge);
+            // Others keep theirs until their answers have left, so a peer that reads none gets no more of them. An error means that the
+            // connection has ended.
+            let Ok(room) = this.room_for(bytes).await else { return };
+            if gauge.grow(later) {
+                this.serving.lock().insert(number, Some(room));
+                this.answer(number, access);
+            } else {
+                this.refuse_with(number, Outcome::NoMemory);
+            }
         });
         Ok(())
     }
 
+    /// Waits for room for the bytes of an access.
+    async fn room_for(&self, bytes: usize) -> Result<OwnedSemaphorePermit, AcquireError> {
+        let all = self.sender.terms().settings.limits.max_assembly >> 10;
+        let kibibytes = (bytes.div_ceil(1 << 10) as u64).min(all).clamp(1, MOST_ROOM as u64);
+        Arc::clone(&self.room).acquire_many_owned(kibibytes as u32).await
+    }
+
     /// Refuses a write for whose bytes this side had no memory.
     pub(crate) fn refuse(&self, number: u64) -> Result<(), WireError> {
-        self.begin_serving()?;
+        self.begin_serving(number)?;
         self.refuse_with(number, Outcome::NoMemory);
         Ok(())
     }
 
-    fn begin_serving(&self) -> Result<(), WireError> {
-        if self.serving.fetch_add(1, Ordering::AcqRel) >= MOST {
+    fn begin_serving(&self, number: u64) -> Result<(), WireError> {
+        let mut serving = self.serving.lock();
+        if serving.len() >= MOST {
             return Err(WireError::new("access", "exceeds the limit of 64 accesses at once"));
+        }
+        if serving.insert(number, None).is_some() {
+            return Err(WireError::new("access.call", "is in use"));
         }
         Ok(())
     }

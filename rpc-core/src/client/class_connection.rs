@@ -127,7 +127,8 @@ impl ClassConnection {
         self.enter(state, State::Failed { at: since, until: since + pause, failures: failures + 1, status });
     }
 
-    /// Ends the pause after a failed attempt, if there is one. The next call then starts an attempt, and pauses are as short as at first.
+    /// Ends the pause after a failed attempt, if there is one. The next call then starts an attempt, and pauses are as short as at first. An
+    /// attempt that is under way counts as before.
     pub(super) fn end_pause(&self) {
         if let State::Failed { until, failures, .. } = &mut *self.state() {
             (*until, *failures) = (Instant::now(), 0);

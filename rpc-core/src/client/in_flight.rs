@@ -238,7 +238,8 @@ impl InFlightCall {
         }
         if let Poll::Ready(answer) = &mut polled {
             self.room = None;
-            if self.picked.is_some() || self.stub.policy(self.method, Policies::retries) {
+            if self.picked.is_some() || self.may_have_run || self.stub.policy(self.method, Policies::retries)
+            {
                 self.note_end(answer);
             }
         }

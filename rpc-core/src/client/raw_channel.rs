@@ -216,7 +216,7 @@ impl RawChannel {
     }
 
     /// Connects now if it is not connected, however recent a failed attempt is. Calls of all classes start new
-    /// attempts, too, and pauses between them are as short as at first. Cancel safe: an attempt goes on for others.
+    /// attempts, too. Pauses after those are as short as at first. Cancel safe: an attempt goes on for others.
     ///
     /// # Errors
     ///

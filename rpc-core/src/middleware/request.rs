@@ -29,19 +29,27 @@ pub struct Request {
     passed: Passed,
 }
 
-/// How often a request has passed all middleware, and may have been executed. Middleware may repeat it.
+/// How often a request has passed all middleware, which may repeat it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Passed(Arc<AtomicUsize>);
+pub(crate) struct Passed(Arc<Counts>);
+
+#[derive(Debug, Default)]
+struct Counts {
+    passed: AtomicUsize,
+    /// How often it came back as not executed.
+    refused: AtomicUsize,
+}
 
 impl Passed {
-    /// Returns whether the handler may have run.
+    /// Returns whether the call may have been executed, while middleware has it.
     pub(crate) fn executed(&self) -> Executed {
-        if self.0.load(Ordering::Acquire) > 0 { Executed::Maybe } else { Executed::No }
+        // Once a request has been refused, middleware may have gone elsewhere with it.
+        if self.0.passed.load(Ordering::Acquire) > 0 { Executed::Maybe } else { Executed::No }
     }
 
     /// Notes that the request passes.
     fn passes(&self) {
-        self.0.fetch_add(1, Ordering::Release);
+        self.0.passed.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Notes how a request that has passed ended.
@@ -49,16 +57,18 @@ impl Passed {
         if let Err(status) = outcome
             && status.executed() == Executed::No
         {
-            self.0.fetch_sub(1, Ordering::Release);
+            self.0.refused.fetch_add(1, Ordering::AcqRel);
         }
     }
 
-    /// Returns a status of the middleware with what it must say: not executed, if the handler certainly has not run. Otherwise the status
-    /// may be that of another call, which was not executed.
+    /// Returns a status of the middleware with what it must say of execution. It may be the middleware's own, or that of another call.
     pub(crate) fn judge(&self, status: Status) -> Status {
-        match (self.executed(), status.executed()) {
-            (Executed::No, _) => status.with_executed(Executed::No),
-            (_, Executed::No) => status.with_executed(Executed::Maybe),
+        let may_have_run = self.0.passed.load(Ordering::Acquire) > self.0.refused.load(Ordering::Acquire);
+        match status.executed() {
+            // As statuses are made: this one is of middleware that lets nothing through.
+            Executed::Yes if !may_have_run => status.with_executed(Executed::No),
+            // Another call was not executed, but this one may have been.
+            Executed::No if may_have_run => status.with_executed(Executed::Maybe),
             _ => status,
         }
     }

@@ -242,8 +242,11 @@ async fn a_region_is_revoked_beside_an_operation_that_nobody_polls() {
     for polled in [&mut done, &mut waiting] {
         assert!(std::future::poll_fn(|cx| Poll::Ready(polled.as_mut().poll(cx))).await.is_pending());
     }
+    // The device is at it when the region is revoked.
+    let mut revoke = std::pin::pin!(region.revoke());
+    assert!(std::future::poll_fn(|cx| Poll::Ready(revoke.as_mut().poll(cx))).await.is_pending());
     t.fabric.set_acknowledgements(true);
-    tokio::time::timeout(PATIENCE, region.revoke()).await.expect("they hold it up");
+    tokio::time::timeout(PATIENCE, revoke).await.expect("they hold it up");
     assert_eq!(done.await.unwrap(), 0);
     for refused in [waiting, new] {
         assert_eq!(refused.await.unwrap_err().executed(), Executed::No);

@@ -366,9 +366,7 @@ impl Picked {
             self.is_answered = failure.is_none();
         }
     }
-}
 
-impl Picked {
     /// Takes the call from what the server has to do.
     fn leave(&mut self) {
         if let Some(began) = self.began.take() {

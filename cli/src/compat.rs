@@ -33,7 +33,11 @@ pub(crate) struct Arguments {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     let read = |version: &str| read(version, &arguments.settings);
-    let (old, new) = (read(&arguments.old)?, read(&arguments.new)?);
+    let (mut old, mut new) = (read(&arguments.old)?, read(&arguments.new)?);
+    // A server has those of farcall, or not. No application calls them.
+    for services in [&mut old, &mut new] {
+        services.retain(|service| !service.name.starts_with("farcall."));
+    }
     let forwards = refused(&old, &new);
     let backwards = refused(&new, &old);
     let mut text = String::new();
@@ -46,7 +50,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
 
 /// Reads the services of a version.
 fn read(version: &str, settings: &ClientSettings) -> Result<Vec<Service>, Failure> {
-    if Path::new(version).is_file() {
+    // A pipe is no regular file.
+    let path = Path::new(version);
+    if path.exists() && !path.is_dir() {
         let unusable = |why: &dyn std::fmt::Display| Failure::usage(format!("{version}: {why}"));
         let text = std::fs::read_to_string(version).map_err(|error| unusable(&error))?;
         return serde_json::from_str(&text)

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use farcall::admin::{AdminClient, Captured};
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::output::{self, Failure};
 use crate::target::{By, Target};
@@ -37,7 +38,7 @@ pub(crate) struct Arguments {
     /// End after so many seconds
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: Option<u64>,
-    /// Record metadata, too
+    /// Record metadata, too, but not what is binary
     #[arg(long)]
     metadata: bool,
 }
@@ -45,21 +46,29 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     let unusable =
         |why: &dyn std::fmt::Display| Failure::usage(format!("{}: {why}", arguments.file.display()));
-    let mut file = BufWriter::new(File::create(&arguments.file).map_err(|error| unusable(&error))?);
     let (mut calls, mut missed) = (0, 0);
     crate::runtime(1)?.block_on(async {
         let admin = AdminClient::new(&arguments.target.connect(By::Auto).await?);
         let captured = admin.capture(&arguments.only, arguments.metadata).await;
         let mut captured = captured.map_err(|status| Failure::of_call(&status, "with_capture()"))?;
+        // Only now: an earlier recording stays if there is nothing to record.
+        let mut file = BufWriter::new(File::create(&arguments.file).map_err(|error| unusable(&error))?);
+        let mut terminated = signal(SignalKind::terminate()).map_err(Failure::no)?;
         let end = tokio::time::sleep(Duration::from_secs(arguments.seconds.unwrap_or(86_400 * 365)));
         let mut end = std::pin::pin!(end);
         while arguments.count.is_none_or(|most| calls < most) {
             let call: Captured = tokio::select! {
-                call = captured.message() => match call.map_err(Failure::no)? {
-                    Some(call) => call,
-                    None => break,
+                call = captured.message() => match call {
+                    Ok(Some(call)) => call,
+                    Ok(None) => break,
+                    Err(why) => {
+                        // What was recorded until then stays.
+                        file.flush().map_err(|error| unusable(&error))?;
+                        return Err(Failure::no(why));
+                    }
                 },
                 () = &mut end => break,
+                _ = terminated.recv() => break,
                 stopped = tokio::signal::ctrl_c() => match stopped {
                     Ok(()) => break,
                     Err(error) => return Err(Failure::no(error)),
@@ -70,9 +79,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
             serde_json::to_writer(&mut file, &call).map_err(|error| unusable(&error))?;
             file.write_all(b"\n").map_err(|error| unusable(&error))?;
         }
-        Ok::<_, Failure>(())
+        file.flush().map_err(|error| unusable(&error))
     })?;
-    file.flush().map_err(|error| unusable(&error))?;
     let missed = if missed == 0 {
         String::new()
     } else {

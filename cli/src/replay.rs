@@ -19,6 +19,9 @@ use crate::output::{self, BAD, BOLD, FAINT, Failure, GOOD};
 use crate::target::{By, Target};
 use crate::{call, number};
 
+/// Calls that begin so much later than they should do not load the server as the recorded ones did.
+const LATE: Duration = Duration::from_millis(200);
+
 /// Replay recorded calls against a server, and compare the answers.
 ///
 /// The calls are made again as they are, whatever they change: use a server that may be changed. They begin at the times of the record,
@@ -115,6 +118,8 @@ struct Compared {
     recorded: Captured,
     outcome: Outcome,
     took: Duration,
+    /// How long after its turn it began.
+    late: Duration,
 }
 
 async fn replay(
@@ -125,19 +130,20 @@ async fn replay(
     let (begin, first) = (Instant::now(), calls.first().map_or(0, |call| call.at_us));
     let places = Arc::new(Semaphore::new(arguments.in_flight as usize));
     let mut tasks = Vec::new();
-    for (index, recorded) in calls.into_iter().enumerate() {
-        let Some(client) = clients.get(&recorded.path).cloned() else { continue };
-        let due = due(arguments.rate, arguments.speed, index, &recorded, first);
-        tokio::time::sleep_until(begin + due).await;
+    let understood = calls.into_iter().filter_map(|call| Some((clients.get(&call.path)?.clone(), call)));
+    for (index, (client, recorded)) in understood.enumerate() {
+        let due = begin + due(arguments.rate, arguments.speed, index, &recorded, first);
+        tokio::time::sleep_until(due).await;
         // Nobody closes it.
         let Ok(place) = Arc::clone(&places).acquire_owned().await else { break };
         tasks.push(tokio::spawn(async move {
             let began = Instant::now();
+            let late = began - due;
             let call = client.unary(0, recorded.arguments.payload()).timeout(PATIENCE);
             let call = recorded.metadata.iter().fold(call, |call, (name, value)| call.metadata(name, value));
             let outcome = outcome(call.await);
             drop(place);
-            Compared { recorded, outcome, took: began.elapsed() }
+            Compared { recorded, outcome, took: began.elapsed(), late }
         }));
     }
     let mut compared = Vec::new();
@@ -176,10 +182,13 @@ struct Sum {
     /// The times then, and now.
     then: Vec<Duration>,
     now: Vec<Duration>,
+    /// How late a call began at most.
+    latest: Duration,
 }
 
 impl Sum {
     fn add(&mut self, compared: Compared) {
+        self.latest = self.latest.max(compared.late);
         self.then.push(Duration::from_micros(compared.recorded.took_us));
         self.now.push(compared.took);
         let is_same = match (&compared.recorded.outcome, &compared.outcome) {
@@ -198,6 +207,12 @@ impl Sum {
             self.same,
             self.others.len()
         );
+        if self.latest > LATE {
+            let latest = self.latest.as_secs_f64();
+            text += &format!(
+                "{BAD}calls began up to {latest:.1} s late{BAD:#}: the server is too slow for this rate, or --in-flight too low\n"
+            );
+        }
         for (name, times) in [("then", &mut self.then), ("now", &mut self.now)] {
             times.sort_unstable();
             let at = |share: usize| {
@@ -327,7 +342,8 @@ mod tests {
             for (recorded, original) in calls.into_iter().zip(original.iter().cycle()) {
                 let due = due(None, 0.001, 0, &recorded, 0);
                 assert!(Instant::now().checked_add(due).is_some(), "{due:?}");
-                sum.add(Compared { recorded, outcome: original.outcome.clone(), took: Duration::MAX });
+                let outcome = original.outcome.clone();
+                sum.add(Compared { recorded, outcome, took: Duration::MAX, late: Duration::MAX });
             }
             assert!(sum.render(2, &told).contains("calls"));
         }

@@ -16,7 +16,7 @@ use crate::target::{PORT, Settings, is_unix};
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  farcall serve                              on all addresses, port 7400
+  farcall serve                              on all IPv4 addresses, port 7400
   farcall serve --listen 127.0.0.1:0         on a port that the system chooses
   farcall serve --listen unix:/tmp/a.sock    on a Unix-domain socket
   farcall serve --config service.toml        with the settings of a service")]

@@ -48,6 +48,15 @@ fn write(page: &mut String, results: &Results) -> std::fmt::Result {
     if results.outcomes.is_empty() {
         return Ok(());
     }
+    for outcome in results.outcomes.iter().filter(|outcome| outcome.not_begun > 0) {
+        writeln!(
+            page,
+            "<p class=\"missing\">{}: {} calls not begun when the time was over, so the rate is too high, and latencies are of the calls that were \
+             made</p>",
+            escaped(&outcome.case.name()),
+            outcome.not_begun
+        )?;
+    }
     write_table(page, &results.outcomes)?;
     writeln!(page, "<h2>Latency: the share of calls that took no longer</h2>")?;
     write_distributions(page, &results.outcomes)?;

@@ -107,14 +107,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
         (&arguments.csv, csv::render(&results)),
         (&arguments.html, html::render(&results)),
     ];
-    for (file, text) in outputs {
-        if let Some(file) = file {
-            fs::write(file, text).map_err(|error| Failure::no(format!("{}: {error}", file.display())))?;
-        }
-    }
+    let given = outputs.iter().filter_map(|(file, text)| Some((file.as_deref()?, text)));
+    // All of them, and the table, whatever comes of one: a run may have taken an hour.
+    let failed: Vec<_> = given
+        .filter_map(|(file, text)| Some(format!("{}: {}", file.display(), fs::write(file, text).err()?)))
+        .collect();
     output::print(&table::render(&results))?;
     if let Some(earlier) = &earlier {
         output::print(&compare::render(earlier, &results))?;
+    }
+    if !failed.is_empty() {
+        return Err(Failure::no(failed.join("\n")));
     }
     let is_whole = results.missing.is_empty() && results.outcomes.iter().all(|outcome| outcome.errors == 0);
     Ok(if is_whole { 0 } else { 1 })

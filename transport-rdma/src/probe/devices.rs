@@ -145,12 +145,15 @@ fn software(view: &View<'_>) -> Option<Finding> {
     let (device, ..) = view.chosen().filter(|(device, ..)| view.is_software(device))?;
     let parent = view.of_device(device, "parent").unwrap_or_default();
     let seen = format!("{} is Soft-RoCE on {parent}", device.name);
-    let real = |other: &&DeviceSummary| !view.is_software(other) && other.unsuited.is_none();
-    match view.summaries.iter().find(real) {
+    let is_up = |other: &DeviceSummary| other.ports.iter().any(|port| port.active);
+    let real = view.summaries.iter().filter(|other| !view.is_software(other) && other.unsuited.is_none());
+    match real.max_by_key(|other| is_up(other)) {
         Some(other) => {
-            let seen = format!("{seen}, and {} is there, too", other.name);
-            let fix = format!("set rdma.device = \"{}\", or `rdma link delete {}`", other.name, device.name);
-            Some(Finding::new(&SOFTWARE_CHOSEN, seen, fix))
+            let (name, up) = (&other.name, is_up(other));
+            let state = if up { "is there, too" } else { "is there, too, with no port that is up" };
+            let first = if up { "" } else { "bring a port of it up; then " };
+            let fix = format!("{first}set rdma.device = \"{name}\", or `rdma link delete {}`", device.name);
+            Some(Finding::new(&SOFTWARE_CHOSEN, format!("{seen}, and {name} {state}"), fix))
         }
         None => Some(Finding::new(&SOFTWARE, seen, "for speed use a card that has RDMA")),
     }

@@ -131,7 +131,8 @@ fn interrupts(view: &View<'_>, device: &DeviceSummary) -> Option<Finding> {
             format!("no interrupt of {} goes to the CPUs {near}, which it is attached to", device.name);
         return Some(Finding::new(&IRQ_REMOTE, seen, spread(to)));
     }
-    let only = cpus.iter().next().filter(|_| cpus.len() == 1 && targets.len() >= SEVERAL)?;
+    let could_spread = cpus_of(to).len() > 1 && targets.len() >= SEVERAL;
+    let only = cpus.iter().next().filter(|_| cpus.len() == 1 && could_spread)?;
     let seen = format!("all {} interrupts of {} go to CPU {only}", targets.len(), device.name);
     Some(Finding::new(&ONE_CPU, seen, spread(to)))
 }

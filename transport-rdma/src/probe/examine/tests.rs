@@ -189,7 +189,7 @@ const CASES: &[Case] = &[
          == /sys/class/infiniband/rxe0/ports/1/gids/0\n0000:0000:0000:0000:0000:ffff:c0a8:4d01\n\
          == /sys/class/infiniband/rxe0/ports/1/gid_attrs/types/0\nRoCE v2\n== /sys/class/infiniband/rxe0/ports/1/pkeys/0\n0xffff\n\
          == /sys/class/infiniband_verbs/uverbs7/ibdev\nrxe0\n== open /dev/infiniband/uverbs7\n666 0 0\n== /etc/libibverbs.d/\nrxe.driver\nmlx5.driver\n\
-         == /sys/class/infiniband/mlx5_0/ports/1/state\n1: DOWN\n", "rdma.device = \"mlx5_0\""),
+         == /sys/class/infiniband/mlx5_0/ports/1/state\n1: DOWN\n", "bring a port of it up; then set rdma.device = \"mlx5_0\""),
 ];
 
 #[test]

@@ -1,7 +1,5 @@
 //! Calls that lend memory and fail: which of them are made again.
 
-#![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 

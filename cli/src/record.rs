@@ -62,7 +62,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
                     Ok(Some(call)) => call,
                     Ok(None) => break,
                     Err(why) => {
-                        // What was recorded until then stays.
+                        // The calls that were recorded until then stay.
                         file.flush().map_err(|error| unusable(&error))?;
                         return Err(Failure::no(why));
                     }

@@ -17,9 +17,11 @@ pub enum Reply {
     Ok(Payload),
     /// The application's own error.
     Err(Payload),
-    /// A status. The caller believes what it says of execution, and repeats a call that was [not executed](Executed::No). So a service
-    /// written by hand that has done anything marks the status of a call of its own as executed before it passes that on.
+    /// A status. UNAVAILABLE from a handler that ran never counts as not executed, because the handler may have passed
+    /// it on from a call of its own.
     Status(Status),
+    /// The status of a call that certainly had no handler.
+    Refused(Status),
     /// The end of a stream, complete or not, as returned by [`Streams::answer`](crate::call_streams::Streams::answer).
     End(Sent),
     /// Any of these, with the metadata or compression that the handler has set in its context.
@@ -27,6 +29,21 @@ pub enum Reply {
 }
 
 impl Reply {
+    /// Returns the answer of a handler or of middleware with what it must say of execution. A status that a handler passes on from a call
+    /// of its own would have its caller repeat this call.
+    #[inline]
+    pub(crate) fn judged(self) -> Self {
+        match self {
+            Self::Status(status)
+                if (status.code(), status.executed()) == (Code::Unavailable, Executed::No) =>
+            {
+                Self::Status(status.with_executed(Executed::Yes))
+            }
+            Self::Refused(status) => Self::Status(status),
+            reply => reply,
+        }
+    }
+
     /// Adds what the handler has set in its context, if anything.
     #[inline]
     pub(crate) fn add(&mut self, set: Option<Box<SetForAnswer>>) {

@@ -292,7 +292,7 @@ impl Admitted {
     pub(crate) fn during(mut self, handler: HandlerFuture) -> HandlerFuture {
         Box::pin(async move {
             let reply = handler.await;
-            let is_status = matches!(reply, Reply::Status(_));
+            let is_status = matches!(reply, Reply::Status(_) | Reply::Refused(_));
             self.outcome = if is_status { Outcome::Status } else { Outcome::Answered };
             drop(self);
             reply

@@ -106,7 +106,9 @@ impl Dispatch {
         let (kind, payload) = match reply {
             Reply::Ok(payload) => (ResponseKind::Ok, payload),
             Reply::Err(payload) => (ResponseKind::Err, payload),
-            Reply::Status(status) => return status_reply(call, status, metadata, max),
+            Reply::Status(status) | Reply::Refused(status) => {
+                return status_reply(call, status, metadata, max);
+            }
             Reply::End(sent) if sent.reason() == EndReason::Deadline => {
                 return status_reply(call, late(), metadata, max);
             }
@@ -150,7 +152,9 @@ impl Dispatch {
             Reply::End(sent) => (sent.reason(), Payload::default()),
             Reply::Ok(_) | Reply::With(_) => (EndReason::Completed, Payload::default()),
             Reply::Err(payload) => (EndReason::Error, payload),
-            Reply::Status(status) => (EndReason::Status, Payload::from_body(encode_status(&status))),
+            Reply::Status(status) | Reply::Refused(status) => {
+                (EndReason::Status, Payload::from_body(encode_status(&status)))
+            }
         };
         let status = match call_streams::end(call, EndHead { reason, items }, Content { metadata, payload }) {
             Ok(whole) if whole.len() as u64 <= max => return whole,

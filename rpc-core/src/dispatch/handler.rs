@@ -70,7 +70,8 @@ impl Future for HandlerTask {
             })
         }));
         match polled {
-            Ok(polled) => polled.map(|mut reply| {
+            Ok(polled) => polled.map(|reply| {
+                let mut reply = reply.judged();
                 reply.add(self.context.answered());
                 reply
             }),

@@ -31,7 +31,7 @@ impl OutgoingAnswer {
             Reply::With(with) => *with,
             reply => WithMetadata { reply, metadata: AnswerMetadata::default(), compression: None },
         };
-        if let Reply::Status(status) = &reply {
+        if let Reply::Status(status) | Reply::Refused(status) = &reply {
             metadata.trailing.extend(status.metadata());
             if terms.settings.calls.causes && status.source().is_some() {
                 let room = room_for_causes(terms, status, &metadata);

@@ -70,7 +70,7 @@ impl Response {
                 Reply::Ok(payload) => break Body::Once(ResponseKind::Ok, payload),
                 Reply::Err(payload) => break Body::Once(ResponseKind::Err, payload),
                 Reply::End(sent) => break Body::Sent(sent),
-                Reply::Status(status) => {
+                Reply::Status(status) | Reply::Refused(status) => {
                     trailers.extend(status.metadata());
                     return Err((status.with_metadata(trailers), metadata));
                 }

@@ -29,7 +29,7 @@ impl Dispatch for Handlers {
                 Ok(reply) => {
                     unfinished.done();
                     outer.choose_as(&context);
-                    reply
+                    reply.judged()
                 }
                 Err(_) => Reply::Status(late()),
             };
@@ -107,7 +107,10 @@ impl Service for Layered {
         let request = Request::arrived(self.inner.clone(), method, request);
         let (stack, passed) = (self.stack.clone(), request.passed());
         Box::pin(async move {
-            let refused = |status| Reply::Status(passed.judge(status));
+            let refused = |status| match passed.judge(status) {
+                status if status.executed() == Executed::No => Reply::Refused(status),
+                status => Reply::Status(status),
+            };
             stack.run(request).await.map_or_else(refused, Response::into_reply)
         })
     }

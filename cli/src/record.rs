@@ -58,14 +58,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
         let mut end = std::pin::pin!(end);
         while arguments.count.is_none_or(|most| calls < most) {
             let call: Captured = tokio::select! {
-                call = captured.message() => match call {
-                    Ok(Some(call)) => call,
-                    Ok(None) => break,
-                    Err(why) => {
-                        // The calls that were recorded until then stay.
-                        file.flush().map_err(|error| unusable(&error))?;
-                        return Err(Failure::no(why));
-                    }
+                call = captured.message() => match call.map_err(Failure::no)? {
+                    Some(call) => call,
+                    None => break,
                 },
                 () = &mut end => break,
                 _ = terminated.recv() => break,

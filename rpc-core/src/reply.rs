@@ -20,7 +20,7 @@ pub enum Reply {
     /// A status. UNAVAILABLE from a handler that ran never counts as not executed, because the handler may have passed
     /// it on from a call of its own.
     Status(Status),
-    /// The status of a call that certainly had no handler.
+    /// The status of a call for which certainly no handler has run.
     Refused(Status),
     /// The end of a stream, complete or not, as returned by [`Streams::answer`](crate::call_streams::Streams::answer).
     End(Sent),
@@ -29,18 +29,14 @@ pub enum Reply {
 }
 
 impl Reply {
-    /// Returns the answer of a handler or of middleware with what it must say of execution. A status that a handler passes on from a call
-    /// of its own would have its caller repeat this call.
+    /// Marks a status that a handler passes on from a call of its own as executed. Otherwise the caller would repeat this
+    /// call.
     #[inline]
-    pub(crate) fn judged(self) -> Self {
-        match self {
-            Self::Status(status)
-                if (status.code(), status.executed()) == (Code::Unavailable, Executed::No) =>
-            {
-                Self::Status(status.with_executed(Executed::Yes))
-            }
-            Self::Refused(status) => Self::Status(status),
-            reply => reply,
+    pub(crate) fn judge(&mut self) {
+        if let Self::Status(status) = self
+            && (status.code(), status.executed()) == (Code::Unavailable, Executed::No)
+        {
+            *status = status.clone().with_executed(Executed::Yes);
         }
     }
 

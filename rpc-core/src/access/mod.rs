@@ -50,9 +50,6 @@ use crate::transport::Atomic;
 /// How many accesses a side has under way at once. Further ones wait.
 const MOST: usize = 64;
 
-/// The most room for bytes of the peer's accesses, in kibibytes: as much as a [`Semaphore`] gives to one.
-const MOST_ROOM: usize = u32::MAX as usize >> 3;
-
 /// How many mebibytes of transfers between the peer's memory and regions a device has to do at once. Further ones wait, so that a grant can
 /// be taken back soon.
 const MOST_MOVING: usize = 128;
@@ -117,8 +114,7 @@ struct Waiting {
 
 impl Accesses {
     pub(crate) fn new(sender: Arc<Sender>, runtime: Handle) -> Arc<Self> {
-        let room = sender.terms().settings.limits.max_assembly >> 10;
-        let room = usize::try_from(room).unwrap_or(usize::MAX).clamp(1, MOST_ROOM);
+        let room = owner::room_of(sender.terms().settings.limits.max_assembly);
         Arc::new_cyclic(|me| Self {
             me: me.clone(),
             sender,
@@ -132,7 +128,7 @@ impl Accesses {
             lent: Mutex::default(),
             operations: AtomicUsize::new(0),
             serving: Mutex::default(),
-            room: Arc::new(Semaphore::new(room)),
+            room: Arc::new(Semaphore::new(room as usize)),
         })
     }
 
@@ -423,6 +419,7 @@ impl Accesses {
         let is_access = number & OF_ACCESS != 0;
         if is_access {
             let served = self.serving.lock().remove(&number);
+            // Without the lock: the room wakes the task that waits for it.
             drop(served);
         }
         is_access

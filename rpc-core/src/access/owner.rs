@@ -8,7 +8,7 @@ use tokio::sync::{AcquireError, OwnedSemaphorePermit, watch};
 
 use super::giving::GivenGrant;
 use super::lending::OnLoan;
-use super::{Accesses, HEAD, MOST, MOST_ROOM, PIECE, exports};
+use super::{Accesses, HEAD, MOST, PIECE, exports};
 use crate::memory::{Gauge, Use};
 use crate::payload::{Encoder, MemoryGrant, Payload};
 use crate::proto::wire::{Access, FrameType, Operation, Outcome, Target, WireError};
@@ -18,6 +18,11 @@ use crate::transport::{Atomic, BoxFuture, DeviceAtomics, Words};
 
 /// Accesses to more bytes are done in tasks of their own, because they take long. Bytes.
 const LONG: usize = 64 << 10;
+
+/// Returns the room that bytes take, in kibibytes: at least one, and no more than a semaphore has permits on any machine.
+pub(super) fn room_of(bytes: u64) -> u32 {
+    bytes.div_ceil(1 << 10).clamp(1, u64::from(u32::MAX >> 3)) as u32
+}
 
 impl From<Atomic> for Operation {
     fn from(atomic: Atomic) -> Self {
@@ -129,8 +134,8 @@ impl Accesses {
                 // Fails when the grant has no effect any more.
                 let _ = in_effect.changed().await;
             }
-            // Others keep theirs until their answers have left, so a peer that reads none gets no more of them. An error means that the
-            // connection has ended.
+            // Others keep theirs until their answers have left. So a peer that reads no answers gets no more of them. An error means that
+            // the connection has ended.
             let Ok(room) = this.room_for(bytes).await else { return };
             if gauge.grow(later) {
                 this.serving.lock().insert(number, Some(room));
@@ -144,9 +149,8 @@ impl Accesses {
 
     /// Waits for room for the bytes of an access.
     async fn room_for(&self, bytes: usize) -> Result<OwnedSemaphorePermit, AcquireError> {
-        let all = self.sender.terms().settings.limits.max_assembly >> 10;
-        let kibibytes = (bytes.div_ceil(1 << 10) as u64).min(all).clamp(1, MOST_ROOM as u64);
-        Arc::clone(&self.room).acquire_many_owned(kibibytes as u32).await
+        let all = room_of(self.sender.terms().settings.limits.max_assembly);
+        Arc::clone(&self.room).acquire_many_owned(room_of(bytes as u64).min(all)).await
     }
 
     /// Refuses a write for whose bytes this side had no memory.

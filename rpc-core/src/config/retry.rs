@@ -10,7 +10,7 @@ use crate::status::Code;
 ///
 /// A call is made again if its status has one of the codes and if it was not executed, or if its method is idempotent:
 /// `#[rpc(idempotent)]`, or [`Call::idempotent`](crate::client::Call::idempotent). A call that lends memory to be written counts as not
-/// idempotent: the first server's device could write there when the answer of the second one has come. The settings mean what gRPC's `retryPolicy` and
+/// idempotent: the first server's device may still write there when the second server has answered. The settings mean what gRPC's `retryPolicy` and
 /// `hedgingPolicy` mean by names like theirs.
 ///
 /// The budget (`max_tokens`, `token_ratio`) differs from gRPC's `retryThrottling`. There each failed attempt costs a token, and no call is

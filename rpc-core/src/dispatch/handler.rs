@@ -70,8 +70,8 @@ impl Future for HandlerTask {
             })
         }));
         match polled {
-            Ok(polled) => polled.map(|reply| {
-                let mut reply = reply.judged();
+            Ok(polled) => polled.map(|mut reply| {
+                reply.judge();
                 reply.add(self.context.answered());
                 reply
             }),

@@ -131,11 +131,11 @@ impl Dispatch {
         let future = at_work.future.insert(self.handler(found, request, admitted));
         // If the handler is not done, its task polls it again, with a waker that works.
         match future.as_mut().poll(&mut TaskContext::from_waker(Waker::noop())) {
-            Poll::Ready(reply) => {
+            Poll::Ready(mut reply) => {
                 // The drop may panic as well, so the call counts as at work until then.
                 at_work.future = None;
                 at_work.call = None;
-                let mut reply = reply.judged();
+                reply.judge();
                 reply.add(current.answered());
                 Some(reply)
             }

@@ -26,10 +26,11 @@ impl Dispatch for Handlers {
                 Some(deadline) => tokio::time::timeout_at(deadline, handler).await,
             };
             let reply = match reply {
-                Ok(reply) => {
+                Ok(mut reply) => {
                     unfinished.done();
                     outer.choose_as(&context);
-                    reply.judged()
+                    reply.judge();
+                    reply
                 }
                 Err(_) => Reply::Status(late()),
             };

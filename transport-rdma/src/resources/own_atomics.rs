@@ -148,7 +148,7 @@ struct OwnNumbers {
     device: DeviceId,
     loopback: Arc<Loopback>,
     exposure: Exposure,
-    /// Dropped before the exposure ends.
+    /// Replaced before the exposure ends.
     is_exposed: Arc<()>,
 }
 

@@ -26,6 +26,15 @@ impl Setup {
         (Self::on(&hosts, Vec::new(), |host| Near { host, cipher: None }), hosts.server)
     }
 
+    /// Exports regions whose numbers the device changes.
+    async fn two_regions(&self) -> (Region, Region) {
+        let regions = (Region::zeroed(64, all()), Region::zeroed(64, all()));
+        for region in [&regions.0, &regions.1] {
+            self.until_counted(&region.remote().on(self.channel.clone())).await;
+        }
+        regions
+    }
+
     /// Another client, which has no RDMA.
     fn over_messages(&self, region: &Region) -> RemoteMemory {
         let settings = near::settings(&self.fabric, 3, Policy::Tcp, RdmaConfig::default());
@@ -207,10 +216,7 @@ async fn a_region_that_is_revoked_has_its_memory_back() {
 #[tokio::test]
 async fn an_operation_that_nobody_polls_holds_nobody_up() {
     let t = Setup::new(None);
-    let (region, other) = (Region::zeroed(64, all()), Region::zeroed(64, all()));
-    let [remote, others] = [&region, &other].map(|region| region.remote().on(t.channel.clone()));
-    t.until_counted(&remote).await;
-    t.until_counted(&others).await;
+    let (region, other) = t.two_regions().await;
     // The device does it, and its answer comes after the only poll.
     t.fabric.set_acknowledgements(false);
     let mut adding = std::pin::pin!(region.fetch_add(0, 1));
@@ -230,10 +236,7 @@ async fn an_operation_that_nobody_polls_holds_nobody_up() {
 #[tokio::test]
 async fn a_region_is_revoked_beside_an_operation_that_nobody_polls() {
     let t = Setup::new(None);
-    let (region, other) = (Region::zeroed(64, all()), Region::zeroed(64, all()));
-    let [remote, others] = [&region, &other].map(|region| region.remote().on(t.channel.clone()));
-    t.until_counted(&remote).await;
-    t.until_counted(&others).await;
+    let (region, other) = t.two_regions().await;
     // One that the device does, one that waits for its turn, and one that has not begun.
     t.fabric.set_acknowledgements(false);
     let mut done = std::pin::pin!(region.fetch_add(0, 1));

@@ -85,9 +85,7 @@ impl InFlightCall {
 
     /// Whether the channel's policy allows another attempt after this status.
     pub(super) fn is_retryable(&self, status: &Status) -> bool {
-        // The device of the server that had the call may still write to what that was lent, when another attempt has its answer already.
-        let is_harmless =
-            status.executed() == Executed::No || (self.is_idempotent() && !may_write(self.arguments.loans()));
+        let is_harmless = status.executed() == Executed::No || self.is_idempotent();
         is_harmless
             && self.stub.policy(self.method, Policies::retry).retryable_status_codes.contains(&status.code())
     }
@@ -97,6 +95,8 @@ impl InFlightCall {
         let by_call = self.options.as_ref().and_then(|options| options.idempotent);
         let method = self.stub.service().methods.get(self.method);
         by_call.unwrap_or_else(|| method.is_some_and(|method| method.idempotent))
+            // The first server's device may still write there when the second server has answered.
+            && !may_write(self.arguments.loans())
     }
 
     /// Waits for a connection, or fails if the call or its channel says so.

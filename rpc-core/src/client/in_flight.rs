@@ -29,10 +29,11 @@ use crate::metadata::{AnswerMetadata, Metadata};
 use crate::middleware::{Next, OutgoingCall, Passed, Request, Response};
 use crate::payload::Payload;
 use crate::progress_watch::ProgressWatch;
+use crate::proto::wire::ResponseKind;
 use crate::refusal::refusal;
 use crate::slots::Place;
 use crate::status::{Code, Status};
-use crate::stream::Begun;
+use crate::stream::{Begun, OnEnd};
 use crate::transport::BoxFuture;
 
 /// A call, from its making to its answer. Nothing is sent before it is polled.
@@ -220,6 +221,18 @@ impl InFlightCall {
             State::Sent(pending) => pending.streams(),
             _ => None,
         }
+    }
+
+    /// Returns the streams of the call, if this answer begins one.
+    pub(super) fn begun_streams(&self, answer: &Answered) -> Option<&Arc<CallStreams>> {
+        let is_ok = matches!(answer, Ok((ResponseKind::Ok, _)));
+        self.streams().filter(|streams| is_ok && streams.is_answer())
+    }
+
+    /// Returns the callback for the end of the answer's stream, if its server waits for that.
+    pub(super) fn take_on_end(&mut self) -> Vec<OnEnd> {
+        let note = |picked: Picked| -> OnEnd { Box::new(move |end| picked.stream_ended(end)) };
+        self.picked.take().map(note).into_iter().collect()
     }
 
     pub(super) fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<Answered> {

@@ -17,7 +17,7 @@ use crate::connection::Connection;
 use crate::context::Context;
 use crate::payload::{Encoder, Payload};
 use crate::progress_watch::ProgressAlarm;
-use crate::proto::wire::{EndReason, ResponseKind};
+use crate::proto::wire::EndReason;
 use crate::service::{Kind, Outcome, Reply};
 use crate::status::{Blame, Code, Executed, Status};
 use crate::stream::{Begun, ReadItem, Stream, Streaming};
@@ -161,26 +161,22 @@ impl<O> StreamCall<O> {
             begun.parent = self.call.take_parent();
             return self.apart.read(&mut self.call, self.finish, answer, Some(begun), cx);
         }
-        let streams = self.call.streams().filter(|streams| streams.is_answer()).cloned();
-        let begun = match (&answer, streams) {
-            (Ok((ResponseKind::Ok, _)), Some(streams)) => {
-                // The answer may arrive before the pump was made.
-                self.begin_pump();
-                if let Some(pump) = self.pump.take() {
-                    self.go_on(pump);
-                }
-                Some(Begun {
-                    reader: Reader::new(streams),
-                    connection: self.call.connection(),
-                    deadline: self.call.deadline(),
-                    progress: self.call.progress_alarm(),
-                    parent: self.call.take_parent(),
-                    metadata: self.call.initial_metadata(),
-                    on_end: Vec::new(),
-                })
+        let begun = self.call.begun_streams(&answer).cloned().map(|streams| {
+            // The answer may arrive before the pump was made.
+            self.begin_pump();
+            if let Some(pump) = self.pump.take() {
+                self.go_on(pump);
             }
-            _ => None,
-        };
+            Begun {
+                reader: Reader::new(streams),
+                connection: self.call.connection(),
+                deadline: self.call.deadline(),
+                progress: self.call.progress_alarm(),
+                parent: self.call.take_parent(),
+                metadata: self.call.initial_metadata(),
+                on_end: self.call.take_on_end(),
+            }
+        });
         self.apart.read(&mut self.call, self.finish, answer, begun, cx)
     }
 

@@ -5,6 +5,7 @@
 mod health;
 mod room;
 mod silent;
+mod streams;
 #[path = "../support/mod.rs"]
 mod support;
 mod turns;

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use crate::backoff;
 use crate::config::Balance;
-use crate::status::{Code, Status};
+use crate::status::Code;
 
 /// The longest time for which a server gets no calls.
 const LONGEST: Duration = Duration::from_secs(300);
@@ -60,8 +60,8 @@ impl Ejection {
 
     /// Notes a call that has ended at the server. Returns whether it is to be ejected, because so many in a row have failed, or so large
     /// a part of them.
-    pub(super) fn note(&self, failure: Option<&Status>) -> bool {
-        if failure.is_some_and(|status| status.code() == Code::Cancelled) {
+    pub(super) fn note(&self, failure: Option<Code>) -> bool {
+        if failure == Some(Code::Cancelled) {
             // The caller's side gave it up, which says nothing of the server.
             return false;
         }
@@ -139,10 +139,10 @@ impl Ejection {
     }
 }
 
-/// Whether a status says that the server, or the way there, does not work. Others say that it does.
-fn is_its_fault(status: &Status) -> bool {
+/// Whether a failure says that the server, or the way there, does not work. Others say that it does.
+fn is_its_fault(code: Code) -> bool {
     matches!(
-        status.code(),
+        code,
         Code::Unavailable | Code::DeadlineExceeded | Code::Internal | Code::Unknown | Code::DataLoss
     )
 }

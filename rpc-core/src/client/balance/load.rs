@@ -9,7 +9,7 @@ use tokio::time::Instant;
 /// one that took a hundred times as long after a minute.
 const MEMORY: Duration = Duration::from_secs(30);
 
-/// The calls of one server: how many are in progress, and how long the latest took.
+/// The calls of one server: how many are in progress, streams among them, and how long the latest answers took.
 ///
 /// The latency is a peak that decays, as Finagle's `peakEwma` has it: it rises to the longest call at once, and falls slowly. So a server
 /// that becomes slow is avoided with its first slow call.
@@ -33,10 +33,13 @@ impl Load {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Ends a call that has begun at a time, and was answered or not. One that was not answered has taken its time at least, so a server that
-    /// is given up on does not seem fast. It may have failed at once, so it does not make the latency less.
-    pub(super) fn end(&self, began: Instant, is_answered: bool) {
+    pub(super) fn end(&self) {
         self.in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Notes how long the answer took of a call that began at a time. `is_answered`: there was one. A call without one has taken its time at
+    /// least, so a server that is given up on does not seem fast. It may have failed at once, so it does not make the latency less.
+    pub(super) fn measure(&self, began: Instant, is_answered: bool) {
         let now = Instant::now();
         let at = self.since_epoch(now);
         let (before, took) = (self.latency(at), nanos(now.duration_since(began)) as f64);

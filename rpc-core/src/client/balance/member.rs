@@ -17,7 +17,8 @@ use crate::client::connector::Shared;
 use crate::client::request_memory;
 use crate::connection::Connection;
 use crate::settings::Settings;
-use crate::status::Status;
+use crate::status::{Code, Status};
+use crate::stream::{EndReason, StreamEnd};
 
 /// The state of a server, as a channel sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -148,7 +149,7 @@ impl Member {
     }
 
     /// Notes a call that has ended.
-    fn note(self: &Arc<Self>, failure: Option<&Status>) {
+    fn note(self: &Arc<Self>, failure: Option<Code>) {
         if self.ejection.note(failure)
             && let Some(balancer) = self.balancer.upgrade()
         {
@@ -303,12 +304,13 @@ async fn keep(lane: Arc<Shared>, member: Weak<Member>, health: Option<Arc<Health
 #[derive(Debug)]
 pub(in crate::client) struct Picked {
     member: Arc<Member>,
-    /// The time when the call counted as load, if loads decide.
+    /// Whether the call counts as load, as it does if loads decide.
+    is_load: bool,
+    /// The time when it began to count, until its answer is there.
     began: Option<Instant>,
     /// The room that the call's arguments take there, in its class.
     held: u32,
     class: TrafficClass,
-    is_answered: bool,
     /// Whether the server's part in the attempt is noted, or it had none.
     is_noted: bool,
 }
@@ -318,7 +320,7 @@ impl Picked {
         if began.is_some() {
             member.load.begin();
         }
-        Self { member, began, held: 0, class, is_answered: false, is_noted: false }
+        Self { member, is_load: began.is_some(), began, held: 0, class, is_noted: false }
     }
 
     /// Returns the server.
@@ -330,10 +332,10 @@ impl Picked {
     pub(in crate::client) fn again(&self) -> Self {
         Self {
             member: Arc::clone(&self.member),
+            is_load: false,
             began: None,
             held: 0,
             class: self.class,
-            is_answered: false,
             is_noted: true,
         }
     }
@@ -353,25 +355,58 @@ impl Picked {
 
     /// Notes that an attempt has failed there. A pause before the next one is not the server's time.
     pub(in crate::client) fn failed(&mut self, status: &Status) {
-        if !std::mem::replace(&mut self.is_noted, true) {
-            self.member.note(Some(status));
-        }
+        self.note(Some(status.code()));
         self.leave();
     }
 
     /// Notes that the call has ended, and its last attempt there, unless that is noted.
     pub(in crate::client) fn ended(mut self, failure: Option<&Status>) {
-        if !self.is_noted {
+        if failure.is_none() && !self.is_noted {
+            self.answered();
+        }
+        self.note(failure.map(Status::code));
+    }
+
+    /// Notes that the call was answered with a stream, which is load until it ends, however long it takes.
+    pub(in crate::client) fn begun(&mut self) {
+        self.answered();
+        self.let_go();
+    }
+
+    /// Notes that the answer's stream has ended. A client may drop it at any time, and its deadline may have been meant to end it: both say
+    /// nothing of the server.
+    pub(in crate::client) fn stream_ended(mut self, end: &StreamEnd) {
+        match end.reason {
+            EndReason::Cancelled | EndReason::Deadline => {}
+            _ => self.note(end.code),
+        }
+    }
+
+    fn note(&mut self, failure: Option<Code>) {
+        if !std::mem::replace(&mut self.is_noted, true) {
             self.member.note(failure);
-            self.is_answered = failure.is_none();
+        }
+    }
+
+    fn answered(&mut self) {
+        if let Some(began) = self.began.take() {
+            self.member.load.measure(began, true);
         }
     }
 
     /// Takes the call from what the server has to do.
     fn leave(&mut self) {
         if let Some(began) = self.began.take() {
-            self.member.load.end(began, self.is_answered);
+            self.member.load.measure(began, false);
         }
+        if std::mem::take(&mut self.is_load) {
+            self.member.load.end();
+        }
+        self.let_go();
+    }
+
+    /// Gives the room of the call's arguments back.
+    fn let_go(&mut self) {
         let held = std::mem::take(&mut self.held);
         if held > 0 {
             self.member.held[self.class as usize].fetch_sub(held, Ordering::Relaxed);

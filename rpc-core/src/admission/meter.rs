@@ -1,5 +1,7 @@
 //! Reports of servers to the `metrics` facade. The documentation of `farcall::metrics` lists the names.
 
+use crate::status::Status;
+
 /// The reason why a server has refused a call before its handler began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
@@ -17,6 +19,32 @@ pub(crate) enum Refusal {
     Memory,
     /// The server requires RDMA, which the connection does not have.
     NoRdma,
+}
+
+/// A refusal that is counted when it is answered: a program's recorder of metrics must not run under a lock.
+#[derive(Clone, Debug)]
+pub(crate) struct Refused {
+    /// The reason, if the server's state is one.
+    pub(crate) why: Option<Refusal>,
+    pub(crate) status: Status,
+}
+
+impl Refused {
+    pub(crate) fn new(why: Refusal, status: Status) -> Self {
+        Self { why: Some(why), status }
+    }
+
+    /// Counts it, and returns the answer.
+    pub(crate) fn count(self) -> Status {
+        self.why.into_iter().for_each(count_refusal);
+        self.status
+    }
+}
+
+impl From<Status> for Refused {
+    fn from(status: Status) -> Self {
+        Self { why: None, status }
+    }
 }
 
 /// Counts a refusal.

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use self::limit::{Average, Limit};
-pub(crate) use self::meter::{Refusal, count_refusal};
+pub(crate) use self::meter::{Refusal, Refused, count_refusal};
 use self::shortest::Shortest;
 use crate::class::TrafficClass;
 use crate::config::{self, Priority};
@@ -163,7 +163,7 @@ impl Admission {
         class: TrafficClass,
         (service, method): (usize, usize),
         deadline: Option<Instant>,
-    ) -> Result<Option<Admitted>, Status> {
+    ) -> Result<Option<Admitted>, Refused> {
         let priority = self.priorities[service][method].unwrap_or(match class {
             TrafficClass::Urgent => Priority::Urgent,
             TrafficClass::Normal => Priority::Normal,
@@ -179,17 +179,14 @@ impl Admission {
         let was_alone = {
             let mut state = self.state.lock();
             if let Err(status) = state.allow((service, method), deadline, began) {
-                drop(state);
-                count_refusal(Refusal::Deadline);
-                return Err(status);
+                return Err(Refused::new(Refusal::Deadline, status));
             }
             if let Err(why) = state.may_begin(part, share.calls()) {
                 state.limit.refused();
                 state.refused += 1;
                 let (running, after) = (state.running, state.retry_after());
                 drop(state);
-                count_refusal(why);
-                return Err(overloaded(running, why, after));
+                return Err(Refused::new(why, overloaded(running, why, after)));
             }
             state.begin(share);
             let running = state.running;

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::Dispatch;
 use super::jobs::{Job, Jobs};
 use super::registry::{FoundMethod, Registry, RemoteServices};
-use crate::admission::{Refusal, count_refusal};
+use crate::admission::{Refusal, Refused, count_refusal};
 use crate::call_streams::Streams;
 use crate::class::TrafficClass;
 use crate::config::Policy;
@@ -47,7 +47,7 @@ impl Dispatch {
             0 => None,
             us => batch.now.get_or_insert_with(Instant::now).checked_add(Duration::from_micros(us)),
         };
-        let found = find(&self.registry, announced, &head);
+        let found = find(&self.registry, announced, &head).map_err(Refused::from);
         let has_more = metadata.is_some() || !found.as_ref().is_ok_and(|found| found.kind() == Kind::Unary);
         batch.jobs.push(Job {
             call,
@@ -65,7 +65,7 @@ impl Dispatch {
     /// Adds a call to a batch that is refused, because its request can't be read.
     #[cold]
     pub(crate) fn push_refused(&self, batch: &mut Jobs, call: u64, status: Status) {
-        let (found, payload) = (Err(status), Payload::default());
+        let (found, payload) = (Err(status.into()), Payload::default());
         batch.jobs.push(Job {
             call,
             found,
@@ -93,7 +93,7 @@ impl Dispatch {
         let metadata = metadata.map_or(Ok(Ok(Metadata::new())), |block| terms.read_metadata(*block))?;
         let metadata = metadata.unwrap_or_else(|too_much| {
             if found.is_ok() {
-                *found = Err(too_much);
+                *found = Err(too_much.into());
             }
             Metadata::new()
         });
@@ -101,7 +101,7 @@ impl Dispatch {
             && let Err(too_long) = self.unpacking.admit(packed)?
             && found.is_ok()
         {
-            *found = Err(too_long.status("the arguments", "the server's"));
+            *found = Err(too_long.status("the arguments", "the server's").into());
         }
         if let Ok(called) = found
             && called.kind() != Kind::Unary
@@ -110,7 +110,8 @@ impl Dispatch {
                 // Before anything else of the call is received.
                 job.streams = self.streams.begin(*call, called.kind()).map(Streams::new);
             } else {
-                *found = Err(refusal(Code::Unimplemented, "the caller's farcall is too old for streams"));
+                let too_old = refusal(Code::Unimplemented, "the caller's farcall is too old for streams");
+                *found = Err(too_old.into());
             }
         }
         job.shared = Some(Shared::new(metadata, job.payload.compression()));
@@ -151,12 +152,10 @@ impl Dispatch {
                 return Err(WireError::new("request", "is far beyond HELLO's max_calls"));
             }
             if job.found.is_ok() {
-                if let Err((why, status)) = &refusing {
-                    count_refusal(*why);
-                    job.found = Err(status.clone());
+                if let Err(refused) = &refusing {
+                    job.found = Err(refused.clone());
                 } else if unanswered >= max {
-                    count_refusal(Refusal::ConcurrentCalls);
-                    job.found = Err(full(max));
+                    job.found = Err(Refused::new(Refusal::ConcurrentCalls, full(max)));
                 } else if let Some(class) = class {
                     self.admit(class, job);
                 }
@@ -174,25 +173,25 @@ impl Dispatch {
         let Ok(found) = job.found else { return };
         match self.registry.admit(&self.share, class, found, job.deadline) {
             Ok(admitted) => job.admitted = admitted,
-            Err(status) => job.found = Err(status),
+            Err(refused) => job.found = Err(refused),
         }
     }
 
     /// Checks that this side accepts calls now.
-    fn takes_calls(&self) -> Result<(), (Refusal, Status)> {
+    fn takes_calls(&self) -> Result<(), Refused> {
         if self.sender.terms().settings.policy == Policy::Rdma && !self.sender.was_upgraded() {
             // The connection is about to be closed for that. Until then nothing is executed.
             let message = "the server requires RDMA, which this connection does not have";
             let status = refusal(Code::Unavailable, message).with_blame(Blame::Environment);
-            return Err((Refusal::NoRdma, status));
+            return Err(Refused::new(Refusal::NoRdma, status));
         }
         if self.refuses.load(Ordering::Relaxed) {
             let message = "the server is draining and takes no new calls";
             let status = refusal(Code::Unavailable, message).with_blame(Blame::Environment);
-            return Err((Refusal::Draining, status));
+            return Err(Refused::new(Refusal::Draining, status));
         }
         if self.sender.account().refuses() {
-            return Err((Refusal::Memory, no_memory()));
+            return Err(Refused::new(Refusal::Memory, no_memory()));
         }
         Ok(())
     }

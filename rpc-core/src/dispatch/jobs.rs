@@ -5,12 +5,11 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::registry::FoundMethod;
-use crate::admission::Admitted;
+use crate::admission::{Admitted, Refused};
 use crate::call_streams::Streams;
 use crate::context::Shared;
 use crate::payload::Payload;
 use crate::proto::small_frames::SmallFrames;
-use crate::status::Status;
 
 /// The most frames that are handled together. It bounds the memory that a thread keeps for batches, and how long
 /// finished answers wait for others.
@@ -48,7 +47,7 @@ impl Jobs {
 pub(super) struct Job {
     pub(super) call: u64,
     /// The method that it calls, or why it is refused.
-    pub(super) found: Result<FoundMethod, Status>,
+    pub(super) found: Result<FoundMethod, Refused>,
     pub(super) payload: Payload,
     pub(super) deadline: Option<Instant>,
     pub(super) attempt: u8,

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::admission::{Admission, AdmissionStats, Admitted, Share};
+use crate::admission::{Admission, AdmissionStats, Admitted, Refused, Share};
 use crate::class::TrafficClass;
 use crate::config;
 use crate::context::Drain;
@@ -168,7 +168,7 @@ impl Registry {
         class: TrafficClass,
         found: FoundMethod,
         deadline: Option<Instant>,
-    ) -> Result<Option<Box<Admitted>>, Status> {
+    ) -> Result<Option<Box<Admitted>>, Refused> {
         let Some(admission) = &self.admission else { return Ok(None) };
         let method = (found.service as usize, found.method.into());
         let admitted = admission.admit(share, class, method, deadline)?;

@@ -71,7 +71,7 @@ impl Dispatch {
             let call = job.call;
             // The handlers before it in the batch may have taken long.
             if !alone && job.found.is_ok() && job.is_late() {
-                job.found = Err(too_late());
+                job.found = Err(too_late().into());
             }
             let Some(reply) = self.serve(job, peer, &current, &place, at_work) else { continue };
             match self.short_result(&reply) {
@@ -107,7 +107,7 @@ impl Dispatch {
         }
         let found = match found {
             Ok(found) => found,
-            Err(status) => return Some(Reply::Status(status)),
+            Err(refused) => return Some(Reply::Status(refused.count())),
         };
         let context = Context::new(call, deadline, attempt, peer, shared);
         if self.sender.account().judge().is_some() {

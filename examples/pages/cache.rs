@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::mem;
 
-use farcall::Status;
 use farcall::bulk::BulkWrite;
+use farcall::{Buf, Status};
 use tokio::task::JoinSet;
 
 use super::service::{PageId, PagesClient, Shape};
@@ -37,7 +37,9 @@ pub struct Counts {
 #[derive(Default)]
 struct Frame {
     id: Option<PageId>,
-    data: Vec<u8>,
+    /// The memory, which is registered where RDMA is used: the server's device writes pages to it. There is none at first, and after a load
+    /// that was dropped while the memory was lent.
+    data: Option<Buf>,
     /// Whether it was used since the hand was here.
     is_used: bool,
     is_dirty: bool,
@@ -53,7 +55,7 @@ impl Cache {
     /// Returns a page, if it is here.
     pub fn page(&self, id: PageId) -> Option<&[u8]> {
         let frame = *self.table.get(&id)?;
-        Some(&self.frames[frame].data)
+        self.frames[frame].data.as_deref()
     }
 
     /// Returns a page to be changed, if it is here.
@@ -61,7 +63,7 @@ impl Cache {
         let frame = *self.table.get(&id)?;
         let frame = &mut self.frames[frame];
         frame.is_dirty = true;
-        Some(&mut frame.data)
+        frame.data.as_deref_mut()
     }
 
     /// Returns the counts so far.
@@ -133,14 +135,16 @@ impl Cache {
     async fn write_back(&mut self, frames: &[usize]) -> Result<(), Status> {
         let mut puts = JoinSet::new();
         for &at in frames {
-            let Some(id) = self.frames[at].id.filter(|_| self.frames[at].is_dirty) else { continue };
             if puts.len() == PUTS {
                 self.written(puts.join_next().await)?;
             }
+            let Frame { id: Some(id), data: Some(page), is_dirty: true, .. } = &self.frames[at] else {
+                continue;
+            };
             // A copy is lent, from memory that RDMA can send from. The frame stays here, should the call fail or be dropped.
             let mut image = farcall::buf(self.shape.page_bytes);
-            image.put_slice(&self.frames[at].data);
-            let put = self.pages.put_page(id, crc32fast::hash(&image), image.freeze().into());
+            image.put_slice(page);
+            let put = self.pages.put_page(*id, crc32fast::hash(&image), image.freeze().into());
             puts.spawn(async move { put.await.map(|()| at) });
         }
         while let Some(done) = puts.join_next().await {
@@ -170,9 +174,11 @@ impl Cache {
             if let Some(id) = frame.id.take() {
                 self.table.remove(&id);
             }
-            let mut data = mem::take(&mut frame.data);
-            // It is empty at first, and after a load that was dropped while the memory was lent.
-            data.resize(self.shape.page_bytes, 0);
+            let mut data = match frame.data.take() {
+                Some(data) => data,
+                None => Buf::registered(self.shape.page_bytes).await,
+            };
+            data.resize(self.shape.page_bytes);
             memory.push(data);
         }
         let (into, loan) = BulkWrite::lend(memory);
@@ -180,7 +186,7 @@ impl Cache {
         // The call has ended, however it has ended. So its loan has, too.
         let memory = loan.reclaim().await;
         for (&at, data) in frames.iter().zip(memory) {
-            self.frames[at].data = data;
+            self.frames[at].data = Some(data);
         }
         let checksums = result?;
         if checksums.len() != ids.len() {
@@ -188,7 +194,7 @@ impl Cache {
         }
         for ((&id, &at), checksum) in ids.iter().zip(frames).zip(checksums) {
             let frame = &mut self.frames[at];
-            if crc32fast::hash(&frame.data) != checksum {
+            if frame.data.as_deref().map(crc32fast::hash) != Some(checksum) {
                 return Err(Status::data_loss(format!("page {id} was damaged on its way to the client")));
             }
             (frame.id, frame.is_used, frame.is_dirty) = (Some(id), true, false);

@@ -7,9 +7,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::Accesses;
 use super::awaiting::Begun;
@@ -31,7 +33,8 @@ pub(super) struct TakenGrants {
 enum TakenGrant {
     /// The question of this number was not answered yet.
     Asked(u64),
-    Refused,
+    /// Since when.
+    Refused(Instant),
     Held {
         rights: u8,
         descriptor: Bytes,
@@ -61,6 +64,9 @@ impl AsRef<[u8]> for Descriptor {
 
 /// How many regions are remembered of which the owner gives no grant. After that it may be asked again.
 const MOST_REFUSED: usize = 256;
+
+/// After how long the owner is asked again. All its windows may have been in use, or its limit on locked memory may have been reached.
+const ASK_AGAIN: Duration = Duration::from_secs(30);
 
 /// How many grants of loans are remembered. Memory that is lent by further ones is used by messages.
 const MOST_LOANS: usize = 64;
@@ -115,8 +121,8 @@ impl Accesses {
             (Some(TakenGrant::Held { rights, descriptor, .. }), _) if rights & needed == needed => {
                 Some((link, descriptor.clone()))
             }
-            (Some(_), _) | (None, Target::Loan { .. }) => None,
-            (None, Target::Region { .. }) => {
+            (Some(TakenGrant::Refused(since)), _) if since.elapsed() < ASK_AGAIN => None,
+            (None | Some(TakenGrant::Refused(_)), Target::Region { .. }) => {
                 static QUESTIONS: AtomicU64 = AtomicU64::new(0);
                 let question = QUESTIONS.fetch_add(1, Ordering::Relaxed);
                 grants.insert(target, TakenGrant::Asked(question));
@@ -125,6 +131,7 @@ impl Accesses {
                 self.runtime.spawn(async move { this.ask(target, epoch, question).await });
                 None
             }
+            (Some(_), _) | (None, Target::Loan { .. }) => None,
         }
     }
 
@@ -186,9 +193,9 @@ impl Accesses {
             Err(status) if status.code() == Code::ResourceExhausted => drop(grants.remove(&target)),
             Ok(Err(_)) | Err(_) => {
                 if grants.len() >= MOST_REFUSED {
-                    grants.retain(|_, grant| !matches!(grant, TakenGrant::Refused));
+                    grants.retain(|_, grant| !matches!(grant, TakenGrant::Refused(_)));
                 }
-                drop(grants.insert(target, TakenGrant::Refused));
+                drop(grants.insert(target, TakenGrant::Refused(Instant::now())));
             }
         }
     }
@@ -229,7 +236,7 @@ impl Accesses {
         let grant = taken.by_target.get_mut(&target)?;
         let in_use = match grant {
             TakenGrant::Held { in_use, .. } | TakenGrant::Ending(in_use) => in_use.clone(),
-            TakenGrant::Asked(_) | TakenGrant::Refused => {
+            TakenGrant::Asked(_) | TakenGrant::Refused(_) => {
                 taken.by_target.remove(&target);
                 return None;
             }

@@ -10,6 +10,16 @@ pub(crate) fn memlock(machine: &Machine, asked: u64, configured: u64) -> Memlock
     Memlock { asked, configured, ..parse(&limits, &status(machine)) }
 }
 
+/// The limit, if it is why the kernel had no memory for a registration of `asked` bytes. It may be the device that has no room.
+pub(crate) fn memlock_reached(machine: &Machine, asked: u64, configured: u64) -> Option<Memlock> {
+    /// Bytes that a registration takes more at most, because it takes whole pages.
+    const PAGES: u64 = 128 << 10;
+    let limit = lockable(machine)?;
+    let memlock = memlock(machine, asked, configured);
+    let needed = memlock.in_use.saturating_add(asked).saturating_add(PAGES);
+    (needed > limit).then_some(memlock)
+}
+
 /// How many bytes this process may lock in all; `None`: as many as there are.
 pub(crate) fn lockable(machine: &Machine) -> Option<u64> {
     if has_ipc_lock(&status(machine)) && is_first_namespace(machine) {
@@ -83,6 +93,21 @@ Max locked memory         8388608              unlimited            bytes
         let lockable = |map: &str| lockable(&Machine::recorded(&recording(map)).unwrap());
         assert_eq!(lockable("         0          0 4294967295"), None);
         assert_eq!(lockable("         0       1000          1"), Some(8 << 20));
+    }
+
+    #[test]
+    fn the_limit_is_the_reason_only_where_it_is_reached() {
+        let recording = |capabilities: &str| {
+            let status = format!("CapEff:\t{capabilities}\nVmPin:\t2048 kB\n");
+            let text = format!("== /proc/self/limits\n{LIMITS}== /proc/self/status\n{status}");
+            Machine::recorded(&text).unwrap()
+        };
+        let (user, root) = (recording("0000000000000000"), recording("000001ffffffffff"));
+        let reached = memlock_reached(&user, 7 << 20, 9 << 20).unwrap();
+        assert_eq!((reached.asked, reached.in_use, reached.configured), (7 << 20, 2 << 20, 9 << 20));
+        assert!(memlock_reached(&user, 6 << 20, 9 << 20).is_some(), "whole pages are more");
+        assert_eq!(memlock_reached(&user, 5 << 20, 9 << 20), None);
+        assert_eq!(memlock_reached(&root, 7 << 20, 9 << 20), None);
     }
 
     #[test]

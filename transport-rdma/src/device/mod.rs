@@ -32,7 +32,7 @@ use farcall_core::transport::Words;
 
 pub use address::{Gid, GidEntry, GidKind, LinkLayer, LocalPath, Mtu, PortStatus, RemoteQp};
 pub(crate) use loopback::connect_with_itself;
-pub(crate) use memlock::{is_first_namespace, lockable, memlock};
+pub(crate) use memlock::{is_first_namespace, lockable, memlock, memlock_reached};
 pub use paths::{PairOnTrial, Paths, RemoteAddress, StreamEnds};
 pub use queue_pair::{
     Completion, ExposeError, MAX_BATCH, MAX_READS, PostError, QpSize, QpTuning, QueuePair, RemoteRange, Work,

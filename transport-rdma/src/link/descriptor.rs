@@ -4,7 +4,7 @@
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use farcall_core::proto::wire::Granted;
 
-use crate::device::{Exposure, RemoteRange};
+use crate::device::{Exposure, NUMBER, RemoteRange};
 
 /// The bytes by which a descriptor describes a piece.
 const PIECE: usize = 20;
@@ -58,9 +58,9 @@ impl GrantedPart {
         Self { at, len, rest: Bytes::new() }
     }
 
-    /// Returns how many bytes follow in the piece.
-    pub(super) fn len(&self) -> usize {
-        self.len
+    /// Whether a device can change the next bytes as one number. The peer decides where they are.
+    pub(super) fn begins_with_number(&self) -> bool {
+        self.len >= NUMBER && self.at.check_number().is_ok()
     }
 
     /// Takes up to so many bytes that lie in one piece. Returns where they are, and how many.
@@ -140,6 +140,15 @@ mod tests {
         // The lengths that a peer names may have a sum that is no number.
         let huge = descriptor(&[(u64::MAX, u64::MAX), (u64::MAX, u64::MAX)]);
         assert_eq!(steps(GrantedPart::of(huge, 1, 7).unwrap(), 7, 7), [(0, 0, 7)]);
+    }
+
+    #[test]
+    fn a_number_is_whole_and_at_a_multiple_of_its_size() {
+        let memory = descriptor(&[(1000, 16), (2004, 16), (3008, 7), (4000, 1)]);
+        for (offset, is_number) in [(0, true), (8, true), (16, false), (20, true), (32, false), (39, false)] {
+            let part = GrantedPart::of(memory.clone(), offset, 1).unwrap();
+            assert_eq!(part.begins_with_number(), is_number, "at {offset}");
+        }
     }
 
     #[test]

@@ -94,7 +94,7 @@ impl LinkCore {
         if !offset.is_multiple_of(NUMBER) || self.resources.own_atomics.device().is_none() {
             return None;
         }
-        let on = GrantedPart::of(descriptor, offset, NUMBER).filter(|number| number.len() >= NUMBER)?;
+        let on = GrantedPart::of(descriptor, offset, NUMBER).filter(GrantedPart::begins_with_number)?;
         let local = Local::Changed(self.resources.rendezvous_pool.target(NUMBER)?, atomic);
         let (changer, changed) = oneshot::channel();
         let purpose = Purpose::Change { changer };

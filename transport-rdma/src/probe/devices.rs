@@ -82,13 +82,17 @@ fn down(view: &View<'_>, device: &DeviceSummary, port: &PortSummary) -> Option<F
     // On InfiniBand that is the interface of IP over it, which follows the port.
     let netdev = view.netdev(device, port).filter(|_| port.link_layer == LinkLayer::Ethernet);
     if let Some(netdev) = netdev {
-        let is_up = view.of_netdev(&netdev, "operstate").is_some_and(|state| state != "down");
-        finding.fix = match (is_up, view.of_netdev(&netdev, "carrier").as_deref()) {
-            (true, _) => {
-                format!("see `rdma link show {}` and the kernel's log: {netdev} itself is up", device.name)
+        // operational states: RFC 2863, section 3.1.14.
+        let state = view.of_netdev(&netdev, "operstate").unwrap_or_else(|| "down".to_owned());
+        finding.fix = match (&*state, view.of_netdev(&netdev, "carrier").as_deref()) {
+            ("lowerlayerdown", _) => {
+                format!(
+                    "bring up the interface below {netdev}: `ip link show {netdev}` names it behind the @"
+                )
             }
-            (_, Some("0")) => format!("check cable and switch port of {netdev}: it has no carrier"),
-            _ => format!("ip link set {netdev} up"),
+            ("down", Some("0")) => format!("check cable and switch port of {netdev}: it has no carrier"),
+            ("down", _) => format!("ip link set {netdev} up"),
+            _ => format!("see `rdma link show {}` and the kernel's log: {netdev} itself is up", device.name),
         };
     }
     Some(finding)

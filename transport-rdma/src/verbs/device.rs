@@ -18,7 +18,7 @@ use super::window::Window;
 use super::{device_error, last_errno, leaked, returned_errno};
 use crate::device::{
     Device, DeviceError, DeviceEvents, Limits, LinkLayer, MAX_READS, Mtu, PortStatus, QueueSize, Queues,
-    RdmaConfig, RemoteAccess, Unavailable, memlock,
+    RdmaConfig, RemoteAccess, Unavailable, memlock_reached,
 };
 use crate::dma::{Arena, Mapping, RegisteredWords, Slab, SlabLayout};
 use crate::machine::Machine;
@@ -197,13 +197,18 @@ impl Hca {
     fn region(&self, memory: Pinned, access: c_int) -> Result<Region, Unavailable> {
         let range = memory.range();
         let is_device_memory = memory.dma_buf().is_some();
-        Region::new(self, memory, range.clone(), access).map_err(|errno| match errno {
+        Region::new(self, memory, range.clone(), access).map_err(|errno| {
             // A device's memory counts against no limit of the process.
-            errno if is_device_memory => self.error("ibv_reg_dmabuf_mr", errno).into(),
-            libc::ENOMEM => {
-                Unavailable::Memlock(memlock(&Machine::this(), range.len() as u64, self.most_memory))
+            if is_device_memory {
+                return self.error("ibv_reg_dmabuf_mr", errno).into();
             }
-            errno => self.error("ibv_reg_mr", errno).into(),
+            let asked = range.len() as u64;
+            if errno == libc::ENOMEM
+                && let Some(memlock) = memlock_reached(&Machine::this(), asked, self.most_memory)
+            {
+                return Unavailable::Memlock(memlock);
+            }
+            self.error("ibv_reg_mr", errno).into()
         })
     }
 

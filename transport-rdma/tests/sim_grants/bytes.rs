@@ -284,6 +284,31 @@ async fn a_link_has_sixteen_grants_and_messages_keep_their_windows() {
 }
 
 #[tokio::test]
+async fn a_region_that_got_no_window_gets_one_when_there_are_some() {
+    let t = Setup::new(None);
+    let regions: Vec<_> = (0..16).map(|_| Region::zeroed(64, Rights::READ)).collect();
+    for region in &regions {
+        t.until_direct(&region.remote().on(t.channel.clone())).await;
+    }
+    let late = Region::zeroed(64, Rights::READ);
+    let remote = late.remote().on(t.channel.clone());
+    for _ in 0..100 {
+        remote.read(..).await.unwrap();
+    }
+    assert_eq!(t.bound(), 16);
+    drop(regions);
+    t.until(|t| t.bound() == 0).await;
+    tokio::time::pause();
+    for _ in 0..31 {
+        tokio::time::advance(Duration::from_secs(1)).await;
+        remote.read(..).await.unwrap();
+    }
+    tokio::time::resume();
+    t.until_direct(&remote).await;
+    assert_eq!(t.host.connections().len(), 1);
+}
+
+#[tokio::test]
 async fn a_region_that_the_owner_can_not_register_is_used_by_messages() {
     let hosts = Hosts::new();
     let t = Setup::on(&hosts, Vec::new(), |host| Near { host, cipher: None });

@@ -1,14 +1,17 @@
 //! Lent memory that servers read by themselves.
 
 use std::ops::Range;
+use std::pin::pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
 use farcall_core::bulk::{BulkRead, LendParts, Loan};
 use farcall_core::client::{Call, Stub};
 use farcall_core::codec::{Encode, Postcard, Raw, from_payload};
+use farcall_core::config::Limits;
 use farcall_core::payload::{Encoder, Payload};
 use farcall_core::service::{HandlerFuture, IncomingCall, Method, Reply, Service, ServiceInfo};
 use farcall_core::status::{Code, Result};
@@ -104,10 +107,13 @@ impl Lender {
 
     /// Makes a call that lends what the handle names.
     pub(crate) fn call_with(&self, handle: &BulkRead) -> JoinHandle<Result<Bytes>> {
+        tokio::spawn(self.call(handle).into_future())
+    }
+
+    fn call(&self, handle: &BulkRead) -> Call<Result<Bytes>, Raw> {
         let mut arguments = Encoder::new().lending();
         Postcard::encode(handle, &mut arguments).unwrap();
-        let call: Call<Result<Bytes>, Raw> = self.stub.call(1, Ok(arguments.finish()));
-        tokio::spawn(call.into_future())
+        self.stub.call(1, Ok(arguments.finish()))
     }
 
     pub(crate) async fn arrived(&mut self) -> Arrived {
@@ -176,6 +182,48 @@ async fn lent_memory_is_read_while_its_lender_does_nothing() {
     reclaimed(loan).await;
     drop(stop);
     thread.join().unwrap();
+}
+
+#[tokio::test]
+async fn a_read_by_the_device_copies_nothing() {
+    let mut lender = Lender::new(None).await;
+    let (call, loan, (lent, answer)) = lender.lend_directly().await;
+    let ends = [lender.t.channel.connection().await.unwrap(), lender.t.host.connections()[0].clone()];
+    let copied = || ends.each_ref().map(|end| end.traffic().upgraded.bytes_copied);
+    let before = copied();
+    assert!(lent.read(..).await.unwrap()[..] == expected(0..LEN));
+    drop(answer);
+    call.await.unwrap().unwrap();
+    reclaimed(loan).await;
+    let copied: Vec<_> = copied().iter().zip(before).map(|(now, before)| now - before).collect();
+    // The answer is short, and is copied.
+    assert!(copied.iter().all(|bytes| *bytes < 1000), "{copied:?} of {LEN} bytes");
+}
+
+#[tokio::test]
+async fn memory_of_a_call_that_was_not_made_comes_back_when_no_device_reaches_it() {
+    let (arrived, arrivals) = channel::unbounded_channel();
+    let pages = Pages { info: info(), arrived };
+    let one_call = |limits: &mut Limits| limits.concurrent_calls = 1;
+    let near = |host| Near { host, cipher: None };
+    let t = Setup::limited(&Hosts::new(), vec![Arc::new(pages)], one_call, near);
+    let mut lender = Lender::of(t, arrivals).await;
+    let (call, loan, (lent, answer)) = lender.lend_directly().await;
+    assert_eq!(lender.t.bound(), 1);
+    // It finds no place, although the device was told already to let the server read the memory.
+    let (handle, not_made) = BulkRead::lend(lender.page.clone());
+    let mut without_a_place = pin!(lender.call(&handle).into_future());
+    let (mut coming_back, mut cx) = (pin!(reclaimed(not_made)), Context::from_waker(Waker::noop()));
+    assert!(without_a_place.as_mut().poll(&mut cx).is_pending());
+    drop(handle);
+    assert!(coming_back.as_mut().poll(&mut cx).is_pending(), "the device had no turn to let go of it");
+    coming_back.await;
+    assert_eq!(lender.t.bound(), 1);
+    assert!(lender.arrived.try_recv().is_err(), "the call was made");
+    assert!(lent.read(..).await.unwrap()[..] == expected(0..LEN));
+    drop((lent, answer));
+    call.await.unwrap().unwrap();
+    reclaimed(loan).await;
 }
 
 #[tokio::test]

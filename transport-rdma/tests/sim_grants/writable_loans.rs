@@ -212,6 +212,22 @@ async fn nothing_changes_in_reclaimed_memory_though_the_server_goes_on_writing()
     lender.t.until(|t| t.bound() == 0).await;
 }
 
+#[tokio::test]
+async fn a_write_by_the_device_is_copied_by_the_writer_alone() {
+    let mut lender = Lender::new(|host| Near { host, cipher: None });
+    let (call, loan, lent) = lender.lend_directly().await;
+    let ends = [lender.t.channel.connection().await.unwrap(), lender.t.host.connections()[0].clone()];
+    let copied = || ends.each_ref().map(|end| end.traffic().upgraded.bytes_copied);
+    let before = copied();
+    lent.write(0, vec![7; LEN]).await.unwrap();
+    let [lender_copied, writer_copied] = [0, 1].map(|end| copied()[end] - before[end]);
+    assert!(lender_copied < 1000 && writer_copied == LEN as u64, "{lender_copied}, {writer_copied}");
+    call.abort();
+    assert!(call.await.unwrap_err().is_cancelled());
+    let (_, written) = reclaimed(loan).await;
+    assert!(written[CANARY..CANARY + LEN] == [7; LEN]);
+}
+
 /// The server's program is stopped, so it does not answer the withdrawal. When it goes on it writes at first.
 #[tokio::test]
 async fn a_write_that_begins_after_the_memory_was_reclaimed_changes_nothing() {

@@ -142,6 +142,8 @@ const CASES: &[Case] = &[
     case("socket-bypass", Warning, "== $LD_PRELOAD\n/usr/lib/libvma.so", "env -u LD_PRELOAD"),
     case("port-down", Fault, "== /sys/class/infiniband/mlx5_0/ports/1/state\n1: DOWN\n== /sys/class/net/ens1f0np0/operstate\ndown\n== /sys/class/net/ens1f0np0/carrier\n0",
         "cable and switch port of ens1f0np0"),
+    case("port-down", Fault, "== /sys/class/infiniband/mlx5_0/ports/1/state\n1: DOWN\n== /sys/class/net/ens1f0np0/operstate\nlowerlayerdown\n== /sys/class/net/ens1f0np0/carrier\n0",
+        "ip link show ens1f0np0"),
     case("slow-pcie", Warning,
         "== /sys/class/infiniband/mlx5_0/device/current_link_width\n8\n== /sys/class/infiniband/mlx5_0/device/current_link_speed\n8.0 GT/s PCIe",
         "bifurcation"),

@@ -66,7 +66,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
         let mut sum = Sum::default();
         let clients = clients(&calls, &told, &channel, &mut sum);
         let compared = replay(arguments, calls, &clients).await;
-        compared.into_iter().for_each(|compared| sum.add(compared));
+        compared?.into_iter().for_each(|compared| sum.add(compared, &told));
         output::print(&sum.render(arguments.show, &told))?;
         Ok(if sum.same > 0 && sum.others.is_empty() && sum.refused.is_empty() { 0 } else { 1 })
     })
@@ -126,7 +126,7 @@ async fn replay(
     arguments: &Arguments,
     calls: Vec<Captured>,
     clients: &HashMap<String, Client>,
-) -> Vec<Compared> {
+) -> Result<Vec<Compared>, Failure> {
     let (begin, first) = (Instant::now(), calls.first().map_or(0, |call| call.at_us));
     let places = Arc::new(Semaphore::new(arguments.in_flight as usize));
     let mut tasks = Vec::new();
@@ -148,9 +148,9 @@ async fn replay(
     }
     let mut compared = Vec::new();
     for task in tasks {
-        compared.extend(task.await.ok());
+        compared.push(task.await.map_err(Failure::no)?);
     }
-    compared
+    Ok(compared)
 }
 
 /// Returns when a call begins, counted from the first one, which was recorded at `first`.
@@ -187,15 +187,12 @@ struct Sum {
 }
 
 impl Sum {
-    fn add(&mut self, compared: Compared) {
-        self.latest = self.latest.max(compared.late);
-        self.then.push(Duration::from_micros(compared.recorded.took_us));
-        self.now.push(compared.took);
-        let is_same = match (&compared.recorded.outcome, &compared.outcome) {
-            // A status's message names addresses and times.
-            (Outcome::Status(then, _), Outcome::Status(now, _)) => then == now,
-            (then, now) => then == now,
-        };
+    fn add(&mut self, compared: Compared, told: &Told) {
+        let Compared { recorded, outcome, took, late } = &compared;
+        self.latest = self.latest.max(*late);
+        self.then.push(Duration::from_micros(recorded.took_us));
+        self.now.push(*took);
+        let is_same = call::is_same(told, &recorded.path, &recorded.outcome, outcome);
         if is_same { self.same += 1 } else { self.others.push(compared) }
     }
 
@@ -302,6 +299,7 @@ mod tests {
         };
         let begin = Instant::now();
         let compared = replay(&arguments, (0..calls).map(recorded).collect(), &clients).await;
+        let Ok(compared) = compared else { panic!("a task has panicked") };
         assert_eq!(compared.len() as u64, calls);
         let noted = noted.lock().unwrap();
         noted.iter().map(|at| *at - begin).collect()
@@ -343,7 +341,8 @@ mod tests {
                 let due = due(None, 0.001, 0, &recorded, 0);
                 assert!(Instant::now().checked_add(due).is_some(), "{due:?}");
                 let outcome = original.outcome.clone();
-                sum.add(Compared { recorded, outcome, took: Duration::MAX, late: Duration::MAX });
+                let compared = Compared { recorded, outcome, took: Duration::MAX, late: Duration::MAX };
+                sum.add(compared, &told);
             }
             assert!(sum.render(2, &told).contains("calls"));
         }

@@ -5,6 +5,7 @@
 mod common;
 mod files;
 
+use std::collections::HashMap;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
@@ -26,6 +27,8 @@ trait Kv {
     async fn page(&self, data: Bytes) -> farcall::Result<Bytes>;
     async fn put(&self, key: String) -> Result<(), CallError<Full>>;
     async fn miss(&self) -> farcall::Result<()>;
+    async fn hang(&self) -> farcall::Result<()>;
+    async fn all(&self) -> farcall::Result<HashMap<String, u32>>;
 }
 
 /// Answers with its name.
@@ -47,6 +50,15 @@ impl Kv for Store {
     async fn miss(&self) -> farcall::Result<()> {
         Err(Status::not_found(format!("not at {}", self.0)))
     }
+
+    async fn hang(&self) -> farcall::Result<()> {
+        std::future::pending().await
+    }
+
+    async fn all(&self) -> farcall::Result<HashMap<String, u32>> {
+        // In another order each time.
+        Ok((0..20).map(|number| (number.to_string(), number)).collect())
+    }
 }
 
 fn serve(name: &'static str) -> (String, Runtime) {
@@ -58,31 +70,41 @@ fn serve(name: &'static str) -> (String, Runtime) {
     (address, runtime)
 }
 
-/// Records `count` calls, which are made as soon as the recorder listens.
+/// Records `count` calls of all kinds, which are made as soon as the recorder listens.
 fn record(address: &str, runtime: &Runtime, file: &str, more: &[&str]) -> Output {
-    let recorder = Command::new(env!("CARGO_BIN_EXE_farcall"))
+    let calls = async |kv: &KvClient| {
+        assert_eq!(kv.get("a").metadata("token", "secret").await.unwrap(), "a");
+        kv.get("who").await.unwrap();
+        kv.page(vec![b'x'; 20_000]).await.unwrap();
+        kv.put("k").await.unwrap_err();
+        kv.miss().await.unwrap_err();
+    };
+    record_these(address, runtime, file, more, calls)
+}
+
+/// Makes calls again and again, until the recorder has enough.
+fn record_these(
+    address: &str,
+    runtime: &Runtime,
+    file: &str,
+    more: &[&str],
+    calls: impl AsyncFn(&KvClient),
+) -> Output {
+    let mut recorder = Command::new(env!("CARGO_BIN_EXE_farcall"))
         .args(["record", address, file, "--seconds", "60"])
         .args(more)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let channel = runtime.block_on(Channel::connect(&format!("tcp://{address}"))).unwrap();
-    let kv = KvClient::new(&channel);
-    let calls = runtime.spawn(async move {
-        // Until the recorder has enough.
-        loop {
-            assert_eq!(kv.get("a").metadata("token", "secret").await.unwrap(), "a");
-            kv.get("who").await.unwrap();
-            kv.page(vec![b'x'; 20_000]).await.unwrap();
-            kv.put("k").await.unwrap_err();
-            kv.miss().await.unwrap_err();
+    runtime.block_on(async {
+        let kv = KvClient::new(Channel::connect(&format!("tcp://{address}")).await.unwrap());
+        while recorder.try_wait().unwrap().is_none() {
+            calls(&kv).await;
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     });
-    let output = recorder.wait_with_output().unwrap();
-    calls.abort();
-    output
+    recorder.wait_with_output().unwrap()
 }
 
 #[test]
@@ -106,6 +128,32 @@ fn a_recording_is_replayed_and_compared() {
     assert!(text.starts_with("100 calls, 80 as recorded, 20 different\n"), "{text}");
     assert!(text.contains("shop.v1.Kv/get [\"who\"]\n  then  \"first\"\n  now   \"second\"\n"), "{text}");
     assert!(text.ends_with("and 19 more (--show)\n"), "{text}");
+}
+
+#[test]
+fn calls_that_were_given_up_are_counted() {
+    let (address, runtime) = serve("first");
+    let file = path("given_up.jsonl");
+    let calls = async |kv: &KvClient| {
+        let given_up = tokio::time::timeout(Duration::from_millis(50), kv.hang().into_future()).await;
+        given_up.unwrap_err();
+        kv.get("a").await.unwrap();
+    };
+    let output = record_these(&address, &runtime, file.to_str().unwrap(), &["--count", "3"], calls);
+    let text = printed(&output);
+    assert!(text.starts_with("3 calls recorded, "), "{text}");
+    assert!(text.contains(" more are missing: their callers gave them up"), "{text}");
+}
+
+#[test]
+fn the_order_of_a_map_is_no_difference() {
+    let (address, runtime) = serve("first");
+    let file = path("maps.jsonl");
+    let file = file.to_str().unwrap();
+    let calls = async |kv: &KvClient| drop(kv.all().await.unwrap());
+    record_these(&address, &runtime, file, &["--count", "5"], calls);
+    let same = farcall(&["replay", &address, file, "--rate", "100"]);
+    assert!(printed(&same).starts_with("5 calls, 5 as recorded, 0 different\n"), "{}", printed(&same));
 }
 
 #[test]

@@ -33,7 +33,7 @@ pub struct Captured {
     pub took_us: u64,
     /// The answer.
     pub outcome: Outcome,
-    /// How many calls were not captured before this one, because the recorder did not keep up.
+    /// How many calls were not captured before this one, because their callers gave them up, or the recorder did not keep up.
     pub missed: u64,
 }
 
@@ -176,6 +176,7 @@ pub(super) struct Begun {
 impl Begun {
     /// Gives the call to those who want it.
     pub(super) fn end(mut self, answered: &Result<Response, Status>) {
+        let taps = std::mem::take(&mut self.taps);
         self.captured.outcome = match answered {
             Err(status) => Outcome::Status(status.code().name().to_owned(), status.message().to_owned()),
             Ok(response) => match response.answer() {
@@ -185,8 +186,16 @@ impl Begun {
             },
         };
         self.captured.took_us = self.began.elapsed().as_micros() as u64;
-        for tap in &self.taps {
+        for tap in &taps {
             tap.give(&self.captured);
+        }
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        for tap in &self.taps {
+            tap.missed.fetch_add(1, Ordering::Relaxed);
         }
     }
 }

@@ -227,6 +227,28 @@ pub(crate) fn shown(told: &Told, path: &str, outcome: &Outcome) -> String {
     }
 }
 
+/// Whether two calls of a method have ended alike. The entries of a map may be encoded in any order. The message of a status names addresses
+/// and times, so it may differ.
+pub(crate) fn is_same(told: &Told, path: &str, one: &Outcome, other: &Outcome) -> bool {
+    let forms = || forms(told, path);
+    match (one, other) {
+        (Outcome::Status(one, _), Outcome::Status(other, _)) => one == other,
+        (Outcome::Answer(one), Outcome::Answer(other)) => {
+            one == other || is_same_value(forms().as_ref().map(|forms| &*forms.answer), one, other)
+        }
+        (Outcome::Error(one), Outcome::Error(other)) => {
+            let is_same = |forms: &Forms| is_same_value(forms.error.as_deref(), one, other);
+            one == other || forms().as_ref().is_some_and(is_same)
+        }
+        _ => false,
+    }
+}
+
+fn is_same_value(form: Option<&dyn Form>, one: &Message, other: &Message) -> bool {
+    let value = |message: &Message| form.and_then(|form| form.decode(&message.payload()).ok());
+    value(one).is_some_and(|one| value(other).is_some_and(|other| one == other))
+}
+
 /// Returns the arguments of a call as JSON, as far as their types are known.
 pub(crate) fn shown_arguments(told: &Told, path: &str, message: &Message) -> String {
     decoded(forms(told, path).as_ref().map(|forms| &*forms.arguments), message)

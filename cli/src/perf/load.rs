@@ -9,7 +9,7 @@ use farcall::{Buf, Bytes, Channel, Result, Status, stream};
 use hdrhistogram::Histogram;
 use tokio::sync::Mutex;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 
 use super::case::{Case, Latency, Outcome, Pattern, STREAM};
 use super::environment::processor_micros;
@@ -179,20 +179,29 @@ impl Run {
         case: &Case,
         transport: String,
         server: &PerfClient,
-        workers: Vec<JoinHandle<()>>,
+        mut workers: JoinSet<()>,
     ) -> Result<Outcome> {
+        // 0 is unknown: a case goes on although its server does not answer.
+        let used = async || {
+            let server = server
+                .usage()
+                .timeout(Duration::from_secs(5))
+                .await
+                .map_or(0, |usage| usage.processor_micros);
+            (processor_micros(), server)
+        };
         tokio::time::sleep_until(self.schedule.counted_from.into()).await;
-        let before = (processor_micros(), server.usage().await?.processor_micros);
+        let before = used().await;
         tokio::time::sleep_until(self.schedule.end.into()).await;
-        let after = (processor_micros(), server.usage().await?.processor_micros);
-        for worker in workers {
-            worker.await.map_err(|error| Status::internal(error.to_string()))?;
+        let after = used().await;
+        while let Some(ended) = workers.join_next().await {
+            ended.map_err(|error| Status::internal(error.to_string()))?;
         }
         let times = self.progress.times();
         let mut outcome = outcome(case, transport, self.time.measured.as_secs_f64(), &times);
         // Waiting for the schedule takes the processor, too, so with one nothing can be said of calls.
         let is_told = case.rate.is_none();
-        // 0 is unknown. A server that was started again counts anew.
+        // A server that was started again counts anew.
         let each = |before: u64, after: u64| {
             let micros = after.checked_sub(before).filter(|_| before > 0 && times.completed > 0)?;
             Some(micros as f64 / times.completed as f64)
@@ -225,19 +234,18 @@ pub(crate) async fn run(
     let payload = filled(case.size);
     let region = if is_one_sided { Some(first.region().await?) } else { None };
     let run = Run::begin(time, case.rate, progress);
-    let workers = (0..case.in_flight)
-        .map(|number| {
-            let channel = &channels[number % channels.len()];
-            let caller = Caller {
-                client: PerfClient::new(channel),
-                pattern: case.pattern,
-                payload: payload.clone(),
-                region: region.as_ref().map(|region| region.clone().on(channel)),
-                buffer: None,
-            };
-            tokio::spawn(work(caller, Arc::clone(&run)))
-        })
-        .collect();
+    let mut workers = JoinSet::new();
+    for number in 0..case.in_flight {
+        let channel = &channels[number % channels.len()];
+        let caller = Caller {
+            client: PerfClient::new(channel),
+            pattern: case.pattern,
+            payload: payload.clone(),
+            region: region.as_ref().map(|region| region.clone().on(channel)),
+            buffer: None,
+        };
+        workers.spawn(work(caller, Arc::clone(&run)));
+    }
     run.outcome(case, transport, &first, workers).await
 }
 

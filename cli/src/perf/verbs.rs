@@ -37,8 +37,8 @@ pub(super) async fn run(
     let (asking, contacts) = connect(case, channel, config, time).await?;
     let transport = format!("verbs on {}", asking.name());
     let run = Run::begin(time, None, progress);
-    let worker = tokio::spawn(work(asking, contacts, Arc::clone(&run)));
-    run.outcome(case, transport, &server, vec![worker]).await
+    let worker = work(asking, contacts, Arc::clone(&run));
+    run.outcome(case, transport, &server, [worker].into_iter().collect()).await
 }
 
 /// Connects the devices. The server's is there as long as the stream.

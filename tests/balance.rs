@@ -6,6 +6,9 @@ mod log;
 mod who;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
 
 use farcall::health::{Reporter, Serving};
 use farcall::{
@@ -14,7 +17,7 @@ use farcall::{
 };
 use tokio::sync::mpsc;
 
-use who::{WhoClient, ready, share};
+use who::{WhoClient, ready, share, start_task};
 
 /// Starts a server, and returns its address.
 async fn start(number: usize, address: &str) -> (String, Handle) {
@@ -49,6 +52,41 @@ async fn all_servers_of_an_address_get_calls() {
     start(2, &b).await;
     ready(&channel, 2).await;
     assert_eq!(share(&channel, 20).await, BTreeMap::from([(0, 10), (2, 10)]));
+}
+
+/// Calls until it is told to stop. Returns how many calls were answered: all of them.
+async fn call_until(stopped: Arc<AtomicBool>, channel: Channel) -> usize {
+    let (client, mut calls) = (WhoClient::new(&channel), 0);
+    while !stopped.load(Relaxed) {
+        client.are_you().await.unwrap();
+        calls += 1;
+    }
+    calls
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hundred_rolling_restarts_fail_no_call() {
+    let servers = tokio::join!(start_task(0, "127.0.0.1:0"), start_task(1, "127.0.0.1:0"));
+    let addresses = format!("{},{}", servers.0.0, servers.1.0);
+    let options = "balance.policy=round-robin&liveness.reconnect_ms=1&liveness.reconnect_max_ms=20";
+    let channel = Channel::connect(&format!("tcp://{addresses}?{options}")).await.unwrap();
+    let stopped = Arc::default();
+    let call = || tokio::spawn(call_until(Arc::clone(&stopped), channel.clone()));
+    let callers: [_; 8] = std::array::from_fn(|_| call());
+    let mut servers = [servers.0, servers.1];
+    for restart in 0..100 {
+        ready(&channel, 2).await;
+        let (address, handle, task) = &mut servers[restart % 2];
+        handle.drain(Duration::from_secs(60)).await;
+        task.await.unwrap();
+        servers[restart % 2] = start_task(restart + 2, &address.clone()).await;
+    }
+    ready(&channel, 2).await;
+    assert_eq!(share(&channel, 2).await, BTreeMap::from([(100, 1), (101, 1)]));
+    stopped.store(true, Relaxed);
+    for caller in callers {
+        assert!(caller.await.unwrap() > 100);
+    }
 }
 
 #[tokio::test]

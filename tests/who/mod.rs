@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use farcall::health::Reporter;
 use farcall::{Channel, Config, EndpointState, Handle, Readiness, Server, ServerBuilder};
+use tokio::task::JoinHandle;
 
 /// A guard against hangs only.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -28,19 +29,28 @@ impl Who for Number {
 
 /// Starts a server, and returns its address.
 pub(crate) async fn start_with(number: usize, address: &str, config: Config) -> (String, Handle) {
-    serve(number, address, Server::builder().config(config)).await
+    let (address, handle, _) = serve(number, address, Server::builder().config(config)).await;
+    (address, handle)
+}
+
+/// Starts a server. Returns its address, and the task that serves.
+pub(crate) async fn start_task(number: usize, address: &str) -> (String, Handle, Task) {
+    serve(number, address, Server::builder()).await
 }
 
 /// Starts a server that says whether it serves, and returns its address.
 pub(crate) async fn start_reporting(number: usize, health: &Reporter) -> (String, Handle) {
-    serve(number, "127.0.0.1:0", Server::builder().with_health(health)).await
+    let (address, handle, _) = serve(number, "127.0.0.1:0", Server::builder().with_health(health)).await;
+    (address, handle)
 }
 
-async fn serve(number: usize, address: &str, server: ServerBuilder) -> (String, Handle) {
+/// The task of a server. It ends with the server.
+type Task = JoinHandle<()>;
+
+async fn serve(number: usize, address: &str, server: ServerBuilder) -> (String, Handle, Task) {
     let server = server.add(WhoServer::new(Number(number))).bind(address).await.unwrap();
     let (address, handle) = (server.local_addr().to_string(), server.handle());
-    tokio::spawn(server.serve());
-    (address, handle)
+    (address, handle, tokio::spawn(server.serve()))
 }
 
 /// Waits until so many servers of a channel are ready.

@@ -1,10 +1,12 @@
 //! Debian's packages that the chores need.
 
 use std::collections::HashSet;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::failure::{Failure, Result};
-use crate::host;
+use crate::failure::{Context as _, Failure, Result};
+use crate::host::{self, TempDir};
 
 /// Packages that the VM and its guest need: the guest's root file system is this machine's.
 pub(crate) const VM: &[&str] =
@@ -64,6 +66,36 @@ pub(crate) fn with_fresh_lists(command: &mut Command) -> Result<()> {
         return Err(Failure::cannot_run(format!("{failure}\nTry again after\n  sudo apt-get update")));
     }
     host::output(apt_get().arg("update")).and_then(|_| host::output(command)).map(drop).map_err(cannot_run)
+}
+
+/// Downloads a package, and unpacks it in the directory `root` of `directory`, for programs that are not to be installed. Returns `root`.
+pub(crate) fn unpack(package: &str, directory: &Path) -> Result<PathBuf> {
+    // As root, apt would download as another user, who may not write here.
+    with_fresh_lists(
+        apt_get().args(["-o", "APT::Sandbox::User=root", "download", package]).current_dir(directory),
+    )?;
+    let archive = fs::read_dir(directory).context(directory.display())?.find_map(|entry| {
+        let path = entry.ok()?.path();
+        path.extension().is_some_and(|extension| extension == "deb").then_some(path)
+    });
+    let archive =
+        archive.ok_or_else(|| Failure::cannot_run(format!("apt-get download {package} left no file")))?;
+    let root = directory.join("root");
+    host::output(host::system("dpkg-deb").arg("--extract").arg(archive).arg(&root))?;
+    Ok(root)
+}
+
+/// Returns the program of etcd, which is unpacked once. To install the package would start a server.
+pub(crate) fn etcd() -> Result<PathBuf> {
+    let target = host::target_dir()?;
+    let program = target.join("tools/etcd");
+    if !program.exists() {
+        let temp = TempDir::new_in(&target)?;
+        let unpacked = unpack("etcd-server", temp.path())?.join("usr/bin/etcd");
+        fs::create_dir_all(target.join("tools")).context(program.display())?;
+        fs::rename(unpacked, &program).context(program.display())?;
+    }
+    Ok(program)
 }
 
 fn cannot_run(failure: Failure) -> Failure {

@@ -164,7 +164,7 @@ impl Run {
         let mut clippy = |targets: &[&str]| self.cargo(&[&["clippy"], targets, &deny].concat());
         clippy(&["--workspace", "--all-features", "--all-targets"])?;
         // Targets that `test = false` keeps out of all targets.
-        let device = ["--test", "vm_*", "--test", "pair_*", "--test", "machine"];
+        let device = ["--test", "vm_*", "--test", "pair_*", "--test", "machine", "--test", "etcd"];
         clippy(&[&["--workspace", "--all-features"], &device[..]].concat())?;
         for feature in [""].iter().chain(alone) {
             clippy(&["--package", "farcall", "--no-default-features", "--features", feature])?;
@@ -182,11 +182,20 @@ impl Run {
     fn tests(&mut self) -> Result<()> {
         packages::ensure(packages::TESTING)?;
         self.cargo_tests(&["--workspace", "--all-features"])?;
+        self.etcd()?;
         let without_crypto = ["--features", "tls", "--test", "provider"];
         self.cargo_tests(&[&["--package", "farcall-tcp"], &without_crypto[..]].concat())?;
         let without_most =
             ["--no-default-features", "--features", "tcp,toml", "--lib", "--test", "compression"];
         self.cargo_tests(&[&["--package", "farcall"], &without_most[..]].concat())
+    }
+
+    /// The example `etcd`, with a real etcd.
+    fn etcd(&mut self) -> Result<()> {
+        let mut test = cargo();
+        test.env("ETCD_PROGRAM", packages::etcd()?);
+        test.args(["test", "--workspace", "--all-features", "--test", "etcd"]);
+        self.checked(&mut test)
     }
 
     /// Runs threads in every interleaving. The models stand beside the code that they model; other tests of those programs

@@ -95,20 +95,7 @@ fn download(dir: &Path) -> Result<()> {
         packages::with_fresh_lists(host::system("apt-cache").args(["show", "linux-image-amd64"]))?;
         package_name()
     })?;
-    // As root, apt would download as another user, who may not write here.
-    packages::with_fresh_lists(
-        packages::apt_get()
-            .args(["-o", "APT::Sandbox::User=root", "download", &package])
-            .current_dir(temp.path()),
-    )?;
-    let root = temp.path().join("root");
-    let archive = fs::read_dir(temp.path()).context(temp.path().display())?.find_map(|entry| {
-        let path = entry.ok()?.path();
-        path.extension().is_some_and(|extension| extension == "deb").then_some(path)
-    });
-    let archive =
-        archive.ok_or_else(|| Failure::cannot_run(format!("apt-get download {package} left no file")))?;
-    host::output(host::system("dpkg-deb").arg("--extract").arg(archive).arg(&root))?;
+    let root = packages::unpack(&package, temp.path())?;
     // From Debian 13 on, the package has /usr/lib alone.
     if !root.join("lib").exists() {
         symlink("usr/lib", root.join("lib")).context(root.display())?;

@@ -12,6 +12,10 @@ use crate::connection::{Activity, Connection};
 /// The longest pause between two looks at all connections.
 const TICK: Duration = Duration::from_secs(5);
 
+/// How many connections are looked at, and perhaps closed, in one go. Others have a turn after that: a crowd that stalls together holds
+/// nobody up.
+const AT_ONCE: usize = 64;
+
 /// The bytes of unfinished messages that must arrive in `limits.stall_ms`, unless all of these messages end.
 const PROGRESS: u64 = 4 << 10;
 
@@ -43,7 +47,10 @@ impl ServerCore {
             }
             tokio::time::sleep(tick).await;
             let mut now_seen = HashMap::new();
-            for connection in self.connections() {
+            for (number, connection) in self.connections().into_iter().enumerate() {
+                if number % AT_ONCE == AT_ONCE - 1 {
+                    tokio::task::yield_now().await;
+                }
                 let key = Arc::as_ptr(&connection).addr();
                 let quiet = Seen::again(&connection, seen.remove(&key));
                 let since = quiet.since.elapsed();

@@ -57,7 +57,8 @@ const STEPS: &[Step] = &[
 ];
 
 /// Steps that run only with `--long`, or when they are named.
-const LONG: &[&str] = &["features", "minimal", "msrv", "targets", "miri", "raft-kv"];
+const LONG: &[&str] =
+    &["loom", "versions", "fuzz", "machine", "features", "minimal", "msrv", "targets", "miri", "raft-kv"];
 
 /// The request, and its results so far.
 #[derive(Debug, Default)]

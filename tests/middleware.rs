@@ -87,7 +87,11 @@ impl Shop for Corner {
     fn list(&self, cx: &Context, items: u32) -> impl Stream<Item = Result<u32>> {
         cx.reply_metadata(|metadata| metadata.insert("by", "handler")).unwrap();
         cx.reply_trailers(|trailers| trailers.insert("by", "handler")).unwrap();
-        stream::iter((0..items).map(Ok))
+        let dropped = NotifyOnDrop(self.dropped.clone());
+        stream::iter((0..items).map(move |item| {
+            let _ = &dropped;
+            Ok(item)
+        }))
     }
 
     async fn sum(&self, mut items: Streaming<u32>) -> Result<u32> {
@@ -281,6 +285,26 @@ async fn a_refusal_keeps_its_metadata() {
     assert_eq!(outcome.unwrap_err().metadata().get("by"), Some("handler"));
     assert_eq!((parts.metadata.get("by"), parts.trailers.get("by")), (Some("handler"), Some("handler")));
     assert_eq!((parts.metadata.len(), parts.trailers.len()), (1, 1));
+}
+
+#[tokio::test]
+async fn a_stream_that_an_interceptor_drops_ends_its_call() {
+    let (corner, log) = (Corner::default(), Log::default());
+    let noted = log.clone();
+    let drops = move |request: Request, next: Next| {
+        let noted = noted.clone();
+        async move {
+            let mut response = next.run(request).await?;
+            response.on_end(move |end| note(&noted, format!("{:?}", end.reason)));
+            drop(response);
+            Err::<Response, _>(Status::new(Code::Aborted, "not this one"))
+        }
+    };
+    let shop = ShopClient::new(in_process(ShopServer::new(corner.clone())).intercept(drops));
+    assert_eq!(shop.list(u32::MAX).await.unwrap_err().code(), Code::Aborted);
+    assert_eq!(taken(&log), ["Cancelled"]);
+    let ended = tokio::time::timeout(Duration::from_secs(60), corner.dropped.notified()).await;
+    ended.expect("the handler's stream goes on");
 }
 
 #[tokio::test]

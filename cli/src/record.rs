@@ -79,9 +79,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     let missed = if missed == 0 {
         String::new()
     } else {
-        format!(
-            ", {missed} more are missing: their callers gave them up, or they came faster than they could be written"
-        )
+        format!(", {missed} more are missing: they had no answer, or came faster than they could be written")
     };
     output::print(&format!("{calls} calls recorded{missed}\n"))?;
     Ok(if calls > 0 { 0 } else { 1 })

@@ -28,7 +28,7 @@ trait Kv {
     async fn put(&self, key: String) -> Result<(), CallError<Full>>;
     async fn miss(&self) -> farcall::Result<()>;
     async fn hang(&self) -> farcall::Result<()>;
-    async fn all(&self) -> farcall::Result<HashMap<String, u32>>;
+    async fn all(&self) -> farcall::Result<(HashMap<String, u32>, HashMap<u32, bool>)>;
 }
 
 /// Answers with its name.
@@ -55,9 +55,10 @@ impl Kv for Store {
         std::future::pending().await
     }
 
-    async fn all(&self) -> farcall::Result<HashMap<String, u32>> {
+    async fn all(&self) -> farcall::Result<(HashMap<String, u32>, HashMap<u32, bool>)> {
         // In another order each time.
-        Ok((0..20).map(|number| (number.to_string(), number)).collect())
+        let by_name = (0..20).map(|number| (number.to_string(), number)).collect();
+        Ok((by_name, (0..200).map(|number| (number, self.0 == "first" || number > 9)).collect()))
     }
 }
 
@@ -142,7 +143,7 @@ fn calls_that_were_given_up_are_counted() {
     let output = record_these(&address, &runtime, file.to_str().unwrap(), &["--count", "3"], calls);
     let text = printed(&output);
     assert!(text.starts_with("3 calls recorded, "), "{text}");
-    assert!(text.contains(" more are missing: their callers gave them up"), "{text}");
+    assert!(text.contains(" more are missing: they had no answer"), "{text}");
 }
 
 #[test]
@@ -154,6 +155,9 @@ fn the_order_of_a_map_is_no_difference() {
     record_these(&address, &runtime, file, &["--count", "5"], calls);
     let same = farcall(&["replay", &address, file, "--rate", "100"]);
     assert!(printed(&same).starts_with("5 calls, 5 as recorded, 0 different\n"), "{}", printed(&same));
+    let (another, _another) = serve("second");
+    let differs = farcall(&["replay", &another, file, "--rate", "100"]);
+    assert!(printed(&differs).starts_with("5 calls, 0 as recorded, 5 different\n"), "{}", printed(&differs));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use ureq::Agent;
 
 /// How long etcd may take to answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// How long a watch lasts. After that the servers are listed anew, so a connection that has died unseen does no harm for longer.
 const WATCH: Duration = Duration::from_secs(10);
@@ -24,7 +24,7 @@ pub struct Etcd {
 /// The keys of a prefix, at one time.
 pub struct Listed {
     pub values: Vec<String>,
-    /// The state of etcd that these are of.
+    /// The revision of etcd at which they were listed.
     pub revision: i64,
 }
 
@@ -76,22 +76,25 @@ impl Etcd {
         let (key, end) = (encoded(prefix), encoded(&behind(prefix)));
         let since = (listed.revision + 1).to_string();
         let asked = json!({ "create_request": { "key": key, "range_end": end, "start_revision": since } });
-        let answer = self.watches.post(format!("{}/v3/watch", self.url)).send(asked.to_string());
-        let answers = BufReader::new(answer.map_err(io::Error::other)?.into_body().into_reader());
-        for line in answers.lines() {
-            match line {
-                // The first line says that the watch has begun.
-                Ok(line) => {
-                    let result = &parsed(&line)?["result"];
-                    if result["events"].is_array() || result["canceled"] == true {
-                        return Ok(());
-                    }
-                }
-                Err(error) if error.kind() == io::ErrorKind::TimedOut => return Ok(()),
-                Err(error) => return Err(error),
+        let answer = match self.watches.post(format!("{}/v3/watch", self.url)).send(asked.to_string()) {
+            Err(ureq::Error::Timeout(_)) => return Ok(()),
+            answer => answer.map_err(io::Error::other)?,
+        };
+        for line in BufReader::new(answer.into_body().into_reader()).lines() {
+            let answer = match line.map_err(ureq::Error::from) {
+                Err(ureq::Error::Timeout(_)) => return Ok(()),
+                line => parsed(&line.map_err(io::Error::other)?)?,
+            };
+            // The first line says that the watch has begun.
+            let result = &answer["result"];
+            if result["events"].is_array() || result["canceled"] == true {
+                return Ok(());
+            }
+            if !result.is_object() {
+                return Err(unexpected(&answer));
             }
         }
-        Ok(())
+        Err(io::Error::other("the watch ended"))
     }
 
     fn ask(&self, path: &str, asked: &Value) -> io::Result<Value> {

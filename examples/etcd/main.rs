@@ -17,6 +17,7 @@ mod etcd;
 mod registry;
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use farcall::{BalancePolicy, Channel, Server};
@@ -54,11 +55,14 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 async fn serve(etcd: Etcd, address: &str) -> Result<(), Box<dyn std::error::Error>> {
+    if address.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_unspecified() || address.port() == 0)
+    {
+        return Err(format!("{address} is no address that clients can reach").into());
+    }
     let greeter = Friendly { address: address.to_owned() };
     let server = Server::builder().add(GreeterServer::new(greeter)).bind(address).await?;
-    let address = server.local_addr().to_string();
     let (handle, serving) = (server.handle(), tokio::spawn(server.serve()));
-    let registered = Registered::new(&etcd, SERVICE, &address).await?;
+    let registered = Registered::new(&etcd, SERVICE, address).await?;
     println!("serving at {address}");
     tokio::signal::ctrl_c().await?;
     registered.leave().await;

@@ -10,10 +10,10 @@ use tokio::time::sleep;
 
 use super::etcd::{Etcd, Listed};
 
-/// How long a server stays in the list that has died without a word.
-const LEASE: Duration = Duration::from_secs(5);
+/// The time for which a server stays in the list that has died without a word.
+const LEASE: Duration = Duration::from_secs(6);
 
-/// The pause before etcd is asked again that could not be asked.
+/// The pause between two times that a server says it is there, and after a failed request.
 const PAUSE: Duration = Duration::from_secs(1);
 
 fn prefix(service: &str) -> String {
@@ -43,7 +43,7 @@ impl Registered {
                         }
                         return;
                     }
-                    () = sleep(LEASE / 3) => {}
+                    () = sleep(PAUSE) => {}
                 }
                 if blocking(&etcd, move |etcd| etcd.keep_alive(lease)).await.is_ok() {
                     continue;
@@ -71,7 +71,10 @@ async fn put(etcd: &Etcd, key: &str, address: &str) -> io::Result<i64> {
     let (key, address) = (key.to_owned(), address.to_owned());
     blocking(etcd, move |etcd| {
         let lease = etcd.begin_lease(LEASE)?;
-        etcd.put(&key, &address, lease)?;
+        etcd.put(&key, &address, lease).inspect_err(|_| {
+            // It may be there although the answer was lost. If this fails, too, the lease ends soon.
+            let _ = etcd.end_lease(lease);
+        })?;
         Ok(lease)
     })
     .await

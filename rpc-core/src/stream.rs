@@ -19,7 +19,7 @@ pub use self::end::{EndReason, StreamEnd};
 pub(crate) use self::read_item::ReadItem;
 use self::remote::Remote;
 pub use crate::call_streams::{Available, OutgoingWindow, Streams};
-use crate::call_streams::{Reader, poll_share};
+use crate::call_streams::{CallStreams, Ended, Reader, poll_share};
 use crate::codec::CodecError;
 use crate::compress::Compression;
 use crate::connection::Connection;
@@ -27,7 +27,7 @@ use crate::context::Parent;
 use crate::metadata::Metadata;
 use crate::payload::Payload;
 use crate::progress_watch::ProgressAlarm;
-use crate::status::{Code, Status};
+use crate::status::Status;
 
 /// An item of a stream that a client sends: a `T`, or a `Result<T, Status>`. An error cancels the call, which then ends
 /// with that error.
@@ -65,7 +65,42 @@ pub(crate) struct Begun {
     pub(crate) progress: Option<ProgressAlarm>,
     pub(crate) parent: Option<Parent>,
     pub(crate) metadata: Metadata,
-    pub(crate) on_end: Vec<OnEnd>,
+    pub(crate) unread: Unread,
+}
+
+/// The duty to give up an answer that nobody comes to read, as middleware may drop one.
+pub(crate) struct Unread {
+    /// `None`: a reader has the stream.
+    streams: Option<Arc<CallStreams>>,
+    on_end: Vec<OnEnd>,
+}
+
+impl Unread {
+    pub(crate) fn new(streams: Arc<CallStreams>, on_end: Vec<OnEnd>) -> Self {
+        Self { streams: Some(streams), on_end }
+    }
+
+    /// Adds a callback for the end of the stream.
+    pub(crate) fn on_end(&mut self, told: OnEnd) {
+        self.on_end.push(told);
+    }
+
+    /// Leaves the duty to a reader. Returns the callbacks.
+    fn hand_over(mut self) -> Vec<OnEnd> {
+        self.streams = None;
+        std::mem::take(&mut self.on_end)
+    }
+}
+
+impl Drop for Unread {
+    fn drop(&mut self) {
+        let Some(streams) = self.streams.take() else { return };
+        if let Some(table) = streams.table() {
+            table.give_up_answer(streams.call(), 0, Ended::gave_up());
+        }
+        let end = StreamEnd::cancelled();
+        self.on_end.drain(..).for_each(|told| told(&end));
+    }
 }
 
 /// The items of a stream that the peer sends, as they arrive.
@@ -232,13 +267,13 @@ impl<T, E: From<Status>> Streaming<T, E> {
     /// Ends the stream. Returns the error that is read as its last item, if any.
     #[cold]
     fn end_with(&mut self, end: End<E>) -> Option<E> {
-        let End { reason, error, code, metadata } = end;
+        let End { reason, error, code, is_unreadable, metadata } = end;
         if let Origin::Peer(remote) = &self.from {
             remote.give_up(u8::from(reason == EndReason::Deadline));
         }
         self.metadata.extend(&metadata.initial);
         self.trailers = metadata.trailing;
-        self.has_ended(StreamEnd { reason, code });
+        self.has_ended(StreamEnd { reason, code, is_unreadable });
         error
     }
 }
@@ -250,12 +285,12 @@ impl<T, E> Streaming<T, E> {
 
     /// Returns the stream that a call was answered with, given how to decode an item and the error.
     pub(crate) fn answered(begun: Begun, (item, error): (ReadItem<T>, ReadError<E>)) -> Self {
-        let Begun { reader, connection, deadline, progress, parent, metadata, on_end } = begun;
+        let Begun { reader, connection, deadline, progress, parent, metadata, unread } = begun;
         let alarm = deadline.map(|deadline| Box::pin(tokio::time::sleep_until(deadline)));
         let remote =
             Remote { reader, connection, item, apart: None, error, is_answer: true, alarm, progress, parent };
         let mut stream = Self::from(Origin::Peer(Box::new(remote)), metadata);
-        stream.on_end = on_end;
+        stream.on_end = unread.hand_over();
         stream
     }
 
@@ -304,7 +339,7 @@ impl<T, E> Drop for Streaming<T, E> {
     fn drop(&mut self) {
         if let (None, Origin::Peer(remote)) = (self.end, &self.from) {
             remote.give_up(0);
-            self.has_ended(StreamEnd { reason: EndReason::Cancelled, code: Some(Code::Cancelled) });
+            self.has_ended(StreamEnd::cancelled());
         }
     }
 }

@@ -90,6 +90,32 @@ async fn calls_that_cross_the_goaway_are_served() {
     assert_eq!(t.seen.runs(), 1, "it came too late");
 }
 
+#[tokio::test]
+async fn a_session_that_is_established_meanwhile_is_drained_too() {
+    let t = default();
+    let (near, far) = memory::pair();
+    t.host.serve(far);
+    let mut peer = Peer::new(near);
+    peer.read();
+    let host = t.host.clone();
+    let stopped = tokio::spawn(async move {
+        host.drain(GRACE).await;
+        host.close();
+    });
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+    }
+    assert!(!stopped.is_finished());
+    peer.hello(&hello());
+    peer.expect(FrameType::HELLO).await;
+    peer.bind(&info("test"));
+    peer.request(1, ECHO, b"x");
+    peer.expect(FrameType::RESPONSE).await;
+    assert_eq!(t.seen.runs(), 1, "it was refused");
+    peer.expect_close(CloseCode::Done, "drained").await;
+    stopped.await.unwrap();
+}
+
 /// Many callers, while their server is replaced again and again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rolling_restart_fails_and_repeats_no_call() {

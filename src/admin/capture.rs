@@ -33,7 +33,8 @@ pub struct Captured {
     pub took_us: u64,
     /// The answer.
     pub outcome: Outcome,
-    /// How many calls were not captured before this one, because their callers gave them up, or the recorder did not keep up.
+    /// How many calls were not captured before this one: they had no answer, because they were given up or their handlers panicked, or the
+    /// recorder did not keep up.
     pub missed: u64,
 }
 

@@ -85,7 +85,7 @@ pub(crate) fn unpack(package: &str, directory: &Path) -> Result<PathBuf> {
     Ok(root)
 }
 
-/// Returns the program of etcd, which is unpacked once. To install the package would start a server.
+/// Returns the program of etcd, which is unpacked once. Installing the package would start a server.
 pub(crate) fn etcd() -> Result<PathBuf> {
     let target = host::target_dir()?;
     let program = target.join("tools/etcd");

@@ -227,8 +227,8 @@ pub(crate) fn shown(told: &Told, path: &str, outcome: &Outcome) -> String {
     }
 }
 
-/// Whether two calls of a method have ended alike. The entries of a map may be encoded in any order. The message of a status names addresses
-/// and times, so it may differ.
+/// Whether two calls of a method have ended alike. A map may be encoded in any order. The message of a status names addresses and times, so
+/// it may differ.
 pub(crate) fn is_same(told: &Told, path: &str, one: &Outcome, other: &Outcome) -> bool {
     let forms = || forms(told, path);
     match (one, other) {
@@ -244,9 +244,17 @@ pub(crate) fn is_same(told: &Told, path: &str, one: &Outcome, other: &Outcome) -
     }
 }
 
+/// Whether two messages differ in the order of their maps alone: they have the same bytes in some order, and the same values.
 fn is_same_value(form: Option<&dyn Form>, one: &Message, other: &Message) -> bool {
+    let sorted = |message: &Message| {
+        let mut bytes = message.body.to_vec();
+        bytes.sort_unstable();
+        bytes
+    };
     let value = |message: &Message| form.and_then(|form| form.decode(&message.payload()).ok());
-    value(one).is_some_and(|one| value(other).is_some_and(|other| one == other))
+    one.attachments == other.attachments
+        && sorted(one) == sorted(other)
+        && value(one).is_some_and(|one| value(other).is_some_and(|other| one == other))
 }
 
 /// Returns the arguments of a call as JSON, as far as their types are known.

@@ -183,12 +183,9 @@ impl Run {
     ) -> Result<Outcome> {
         // 0 is unknown: a case goes on although its server does not answer.
         let used = async || {
-            let server = server
-                .usage()
-                .timeout(Duration::from_secs(5))
-                .await
-                .map_or(0, |usage| usage.processor_micros);
-            (processor_micros(), server)
+            let own = processor_micros();
+            let server = server.usage().timeout(Duration::from_secs(5)).await;
+            (own, server.map_or(0, |usage| usage.processor_micros))
         };
         tokio::time::sleep_until(self.schedule.counted_from.into()).await;
         let before = used().await;

@@ -33,7 +33,7 @@ pub(super) struct TakenGrants {
 enum TakenGrant {
     /// The question of this number was not answered yet.
     Asked(u64),
-    /// Since when.
+    /// The time of the refusal.
     Refused(Instant),
     Held {
         rights: u8,

@@ -229,9 +229,12 @@ impl InFlightCall {
         self.streams().filter(|streams| is_ok && streams.is_answer())
     }
 
-    /// Returns the callback for the end of the answer's stream, if its server waits for that.
+    /// Returns the callback that reports the end of the answer's stream to the balancer, if there is one.
     pub(super) fn take_on_end(&mut self) -> Vec<OnEnd> {
-        let note = |picked: Picked| -> OnEnd { Box::new(move |end| picked.stream_ended(end)) };
+        let note = |picked: Picked| -> OnEnd {
+            let picked = picked.begun();
+            Box::new(move |end| picked.ended(end))
+        };
         self.picked.take().map(note).into_iter().collect()
     }
 

@@ -20,7 +20,7 @@ use crate::progress_watch::ProgressAlarm;
 use crate::proto::wire::EndReason;
 use crate::service::{Kind, Outcome, Reply};
 use crate::status::{Blame, Code, Executed, Status};
-use crate::stream::{Begun, ReadItem, Stream, Streaming};
+use crate::stream::{Begun, ReadItem, Stream, Streaming, Unread};
 
 /// A call with a stream of arguments, of answers or both, that has not begun. Set its options, then `.await` it.
 ///
@@ -168,13 +168,13 @@ impl<O> StreamCall<O> {
                 self.go_on(pump);
             }
             Begun {
-                reader: Reader::new(streams),
+                reader: Reader::new(streams.clone()),
                 connection: self.call.connection(),
                 deadline: self.call.deadline(),
                 progress: self.call.progress_alarm(),
                 parent: self.call.take_parent(),
                 metadata: self.call.initial_metadata(),
-                on_end: self.call.take_on_end(),
+                unread: Unread::new(streams, self.call.take_on_end()),
             }
         });
         self.apart.read(&mut self.call, self.finish, answer, begun, cx)

@@ -166,8 +166,8 @@ impl Response {
     /// stream, or the stream has ended. `f` runs in the task that reads, and should be quick.
     pub fn on_end(&mut self, f: impl FnOnce(&StreamEnd) + Send + 'static) {
         match (self.end(), &mut self.body) {
-            (None, Body::Begun(begun)) => begun.on_end.push(Box::new(f)),
-            (end, _) => f(&end.unwrap_or(StreamEnd { reason: EndReason::Completed, code: None })),
+            (None, Body::Begun(begun)) => begun.unread.on_end(Box::new(f)),
+            (end, _) => f(&end.unwrap_or_else(|| StreamEnd::new(EndReason::Completed))),
         }
     }
 
@@ -179,7 +179,7 @@ impl Response {
             Body::Once(..) => EndReason::Status,
             Body::Sent(sent) => EndReason::of(sent),
         };
-        Some(StreamEnd { reason, code: None })
+        Some(StreamEnd::new(reason))
     }
 }
 

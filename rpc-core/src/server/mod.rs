@@ -37,6 +37,8 @@ pub struct ServerCore {
 #[derive(Default)]
 struct Open {
     connections: Vec<Arc<Connection>>,
+    /// How many sessions are not established yet. Their clients may send calls before they are listed.
+    greeting: usize,
     /// How to end a session that is established from now on.
     ending: Option<Ending>,
 }
@@ -99,6 +101,7 @@ impl ServerCore {
         let host = self.clone();
         let account = Account::open(self.memory.clone(), address);
         let connection = Connection::accept(link, host.settings.clone(), account, host.registry.clone());
+        self.change(|open| open.greeting += 1);
         tokio::spawn(async move {
             let greeted = connection.greeted_unless(arrival.handshake_displaced()).await;
             arrival.greeted();
@@ -108,6 +111,7 @@ impl ServerCore {
                     tracing::debug!(?peer, %status, "a session was not established");
                     // Its socket is there until then, so it has a place.
                     connection.gone().await;
+                    host.change(|open| open.greeting -= 1);
                 }
             }
         });
@@ -125,12 +129,11 @@ impl ServerCore {
 
     /// Lists a connection until it has ended and its last bytes have been sent.
     async fn keep(self: Arc<Self>, connection: Arc<Connection>, arrival: &Arrival) {
-        let ending = {
-            let mut open = self.open();
+        let ending = self.change(|open| {
+            open.greeting -= 1;
             open.connections.push(connection.clone());
-            self.count.send_replace(open.connections.len());
             open.ending
-        };
+        });
         match ending {
             None => {}
             Some(Ending::Drain) => connection.begin_draining(DRAINING),
@@ -144,9 +147,15 @@ impl ServerCore {
         };
         tracing::debug!(peer = ?connection.peer(), class = %connection.class(), %status, "a session ended");
         connection.gone().await;
+        self.change(|open| open.connections.retain(|c| !Arc::ptr_eq(c, &connection)));
+    }
+
+    /// Changes which sessions there are, and tells how many.
+    fn change<R>(&self, change: impl FnOnce(&mut Open) -> R) -> R {
         let mut open = self.open();
-        open.connections.retain(|c| !Arc::ptr_eq(c, &connection));
-        self.count.send_replace(open.connections.len());
+        let changed = change(&mut open);
+        self.count.send_replace(open.connections.len() + open.greeting);
+        changed
     }
 
     /// Returns the memory that is held for clients, and its limit.
@@ -184,7 +193,7 @@ impl ServerCore {
         }
     }
 
-    /// Resolves when no session is open.
+    /// Resolves when no session is open, nor about to be.
     pub async fn finished(&self) {
         // Can't fail, because `self` holds the sender.
         let _ = self.count.subscribe().wait_for(|n| *n == 0).await;

@@ -12,7 +12,7 @@ use crate::connection::{Activity, Connection};
 /// The longest pause between two looks at all connections.
 const TICK: Duration = Duration::from_secs(5);
 
-/// How many connections are looked at, and perhaps closed, in one go. Others have a turn after that: a crowd that stalls together holds
+/// The number of connections that are looked at, and perhaps closed, before other tasks have a turn. A crowd that stalls together holds
 /// nobody up.
 const AT_ONCE: usize = 64;
 

@@ -35,9 +35,20 @@ pub struct StreamEnd {
     pub reason: EndReason,
     /// The code of the status that it has ended with, if it ended with one.
     pub code: Option<Code>,
+    /// Whether this side could not decode what was sent, which says nothing of the sender.
+    pub(crate) is_unreadable: bool,
 }
 
 impl StreamEnd {
+    pub(crate) fn new(reason: EndReason) -> Self {
+        Self { reason, code: None, is_unreadable: false }
+    }
+
+    /// Returns the end of a stream that its reader gives up.
+    pub(crate) fn cancelled() -> Self {
+        Self { code: Some(Code::Cancelled), ..Self::new(EndReason::Cancelled) }
+    }
+
     /// Returns how the stream has ended in a word: `OK`, the name of a status, or `APPLICATION` for an error of the
     /// application's own type.
     pub fn outcome(&self) -> &'static str {
@@ -73,12 +84,14 @@ pub(super) struct End<E> {
     pub(super) error: Option<E>,
     /// The code of the status that the error was made from.
     pub(super) code: Option<Code>,
+    /// Whether this side could not decode what was sent.
+    pub(super) is_unreadable: bool,
     pub(super) metadata: AnswerMetadata,
 }
 
 impl<E> End<E> {
     fn new(reason: EndReason, error: Option<E>) -> Self {
-        Self { reason, error, code: None, metadata: AnswerMetadata::default() }
+        Self { reason, error, code: None, is_unreadable: false, metadata: AnswerMetadata::default() }
     }
 }
 
@@ -134,7 +147,7 @@ impl<E: From<Status>> End<E> {
                 Ok(error) => Self::new(EndReason::Status, Some(error)),
                 Err(error) => {
                     let message = format!("the stream's error can't be decoded: {error}");
-                    Self::failed(EndReason::Status, malformed(message))
+                    Self { is_unreadable: true, ..Self::failed(EndReason::Status, malformed(message)) }
                 }
             },
         }
@@ -150,7 +163,7 @@ pub(super) fn deadline_passed() -> Status {
 #[cold]
 pub(super) fn undecoded<E: From<Status>>(error: &CodecError) -> Box<End<E>> {
     let status = undecodable("an item of the stream can't be decoded", error, Executed::Yes);
-    Box::new(End::failed(EndReason::Status, status))
+    Box::new(End { is_unreadable: true, ..End::failed(EndReason::Status, status) })
 }
 
 fn malformed(message: String) -> Status {

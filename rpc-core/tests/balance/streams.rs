@@ -8,7 +8,8 @@ use farcall_core::__private as private;
 use farcall_core::client::{Endpoint, EndpointState, RawChannel, Readiness, Stub};
 use farcall_core::config::{BalancePolicy, Limits};
 use farcall_core::payload::Payload;
-use farcall_core::status::Result;
+use farcall_core::server::ServerCore;
+use farcall_core::status::{Code, Result};
 use farcall_core::stream::{EndReason, Streaming};
 
 use super::settings;
@@ -18,6 +19,7 @@ use super::support::{Near, plain};
 struct Cluster {
     stub: Stub,
     channel: RawChannel,
+    hosts: Vec<Arc<ServerCore>>,
     seen: Vec<Arc<Seen>>,
 }
 
@@ -28,8 +30,8 @@ async fn cluster(policy: BalancePolicy) -> Cluster {
         let near = Near { hosts: Arc::new(Mutex::new(vec![host])), taps: Arc::default() };
         Endpoint::new(&format!("db{index}"), Arc::new(near))
     };
-    endpoints.set(hosts.into_iter().enumerate().map(endpoint).collect());
-    let cluster = Cluster { stub: Stub::new(channel.clone(), info()), channel, seen };
+    endpoints.set(hosts.iter().cloned().enumerate().map(endpoint).collect());
+    let cluster = Cluster { stub: Stub::new(channel.clone(), info()), channel, hosts, seen };
     cluster.ready(2).await;
     cluster
 }
@@ -100,6 +102,41 @@ async fn a_server_whose_streams_fail_gets_none_for_a_while() {
     t.all_are_ready().await;
     end(t.stream(FAIL, "3").await).await.unwrap_err();
     t.ready(1).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_connection_is_no_failure_of_each_of_its_streams() {
+    let t = cluster(BalancePolicy::RoundRobin).await;
+    let mut streams = Vec::new();
+    for _ in 0..20 {
+        streams.push(t.stream(FOREVER, "").await);
+    }
+    for connection in t.hosts.iter().flat_map(|host| host.connections()) {
+        connection.close("the test ends it");
+    }
+    for stream in streams {
+        assert_eq!(end(stream).await.unwrap_err().code(), Code::Unavailable);
+    }
+    t.ready(2).await;
+    t.all_are_ready().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_channel_that_is_dropped_closes_connections_whose_streams_are_not_read() {
+    let t = cluster(BalancePolicy::LeastLoaded).await;
+    let mut stream = t.stream(FOREVER, "").await;
+    let connection = stream.connection().unwrap();
+    let others = |host: &Arc<ServerCore>| host.connections().len();
+    assert_eq!(t.hosts.iter().map(others).sum::<usize>(), 2);
+    let Cluster { stub, channel, hosts, .. } = t;
+    drop((stub, channel));
+    // The connection of the other server goes at once, and this one's is not made again when it ends.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(hosts.iter().map(others).sum::<usize>(), 1);
+    connection.close("the test ends it");
+    while stream.message().await.is_ok() {}
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert_eq!(hosts.iter().map(others).sum::<usize>(), 0);
 }
 
 #[tokio::test(start_paused = true)]

@@ -10,7 +10,7 @@ pub(crate) fn memlock(machine: &Machine, asked: u64, configured: u64) -> Memlock
     Memlock { asked, configured, ..parse(&limits, &status(machine)) }
 }
 
-/// The limit, if it is why the kernel had no memory for a registration of `asked` bytes. It may be the device that has no room.
+/// Returns the limit, if it explains why the kernel had no memory for a registration of `asked` bytes. Otherwise the device has no room.
 pub(crate) fn memlock_reached(machine: &Machine, asked: u64, configured: u64) -> Option<Memlock> {
     /// Bytes that a registration takes more at most, because it takes whole pages.
     const PAGES: u64 = 128 << 10;

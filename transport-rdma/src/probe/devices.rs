@@ -82,7 +82,7 @@ fn down(view: &View<'_>, device: &DeviceSummary, port: &PortSummary) -> Option<F
     // On InfiniBand that is the interface of IP over it, which follows the port.
     let netdev = view.netdev(device, port).filter(|_| port.link_layer == LinkLayer::Ethernet);
     if let Some(netdev) = netdev {
-        // operational states: RFC 2863, section 3.1.14.
+        // RFC 2863, section 3.1.14, has the states.
         let state = view.of_netdev(&netdev, "operstate").unwrap_or_else(|| "down".to_owned());
         finding.fix = match (&*state, view.of_netdev(&netdev, "carrier").as_deref()) {
             ("lowerlayerdown", _) => {
@@ -92,6 +92,9 @@ fn down(view: &View<'_>, device: &DeviceSummary, port: &PortSummary) -> Option<F
             }
             ("down", Some("0")) => format!("check cable and switch port of {netdev}: it has no carrier"),
             ("down", _) => format!("ip link set {netdev} up"),
+            ("notpresent" | "testing" | "dormant", _) => {
+                format!("see `ip link show {netdev}` and the kernel's log: {netdev} is {state}")
+            }
             _ => format!("see `rdma link show {}` and the kernel's log: {netdev} itself is up", device.name),
         };
     }

@@ -118,7 +118,14 @@ impl<'a> Reader<'a> {
                 let text = |key: Value| key.as_str().unwrap_or_default().to_owned();
                 Value::Object(pairs.into_iter().map(|(key, value)| (text(key), value)).collect())
             }
-            false => pairs.into_iter().map(|(key, value)| Value::Array(vec![key, value])).collect(),
+            // In an order that does not depend on how they were hashed. Numbers are in order of their size.
+            false => {
+                pairs.sort_by_cached_key(|(key, _)| {
+                    let key = key.to_string();
+                    (key.len(), key)
+                });
+                pairs.into_iter().map(|(key, value)| Value::Array(vec![key, value])).collect()
+            }
         })
     }
 

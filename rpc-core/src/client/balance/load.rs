@@ -29,16 +29,18 @@ impl Load {
         Self { in_flight, latency, measured, epoch: Instant::now() }
     }
 
+    /// Counts a call in.
     pub(super) fn begin(&self) {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Counts a call out.
     pub(super) fn end(&self) {
         self.in_flight.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Notes how long the answer took of a call that began at a time. `is_answered`: there was one. A call without one has taken its time at
-    /// least, so a server that is given up on does not seem fast. It may have failed at once, so it does not make the latency less.
+    /// Records the time from the beginning of a call to its answer, or to its end without one. A call that was not answered has taken its time
+    /// at least, so a server that is given up on does not seem fast. It may have failed at once, so it does not make the latency less.
     pub(super) fn measure(&self, began: Instant, is_answered: bool) {
         let now = Instant::now();
         let at = self.since_epoch(now);

@@ -17,7 +17,7 @@ use crate::client::connector::Shared;
 use crate::client::request_memory;
 use crate::connection::Connection;
 use crate::settings::Settings;
-use crate::status::{Code, Status};
+use crate::status::{Blame, Code, Executed, Status};
 use crate::stream::{EndReason, StreamEnd};
 
 /// The state of a server, as a channel sees it.
@@ -50,7 +50,7 @@ pub(super) struct Member {
     /// One for each connection.
     lanes: Vec<Arc<Shared>>,
     next: AtomicUsize,
-    load: Load,
+    load: Arc<Load>,
     /// The room that the arguments of its calls in progress take, for each class.
     held: [AtomicU32; TrafficClass::ALL.len()],
     /// The room that they may take before other servers are preferred.
@@ -80,7 +80,7 @@ impl Member {
             locality: Mutex::new(locality),
             lanes,
             next: AtomicUsize::new(0),
-            load: Load::new(),
+            load: Arc::new(Load::new()),
             held: Default::default(),
             share: request_memory::share(settings.limits.request_memory),
             readiness: Mutex::new(Readiness::Connecting),
@@ -355,7 +355,7 @@ impl Picked {
 
     /// Notes that an attempt has failed there. A pause before the next one is not the server's time.
     pub(in crate::client) fn failed(&mut self, status: &Status) {
-        self.note(Some(status.code()));
+        self.note(Some(status));
         self.leave();
     }
 
@@ -364,27 +364,26 @@ impl Picked {
         if failure.is_none() && !self.is_noted {
             self.answered();
         }
-        self.note(failure.map(Status::code));
+        self.note(failure);
     }
 
     /// Notes that the call was answered with a stream, which is load until it ends, however long it takes.
-    pub(in crate::client) fn begun(&mut self) {
+    pub(in crate::client) fn begun(mut self) -> PickedStream {
         self.answered();
-        self.let_go();
+        let load = std::mem::take(&mut self.is_load).then(|| Arc::clone(&self.member.load));
+        PickedStream { load, member: Arc::downgrade(&self.member) }
     }
 
-    /// Notes that the answer's stream has ended. A client may drop it at any time, and its deadline may have been meant to end it: both say
-    /// nothing of the server.
-    pub(in crate::client) fn stream_ended(mut self, end: &StreamEnd) {
-        match end.reason {
-            EndReason::Cancelled | EndReason::Deadline => {}
-            _ => self.note(end.code),
-        }
-    }
-
-    fn note(&mut self, failure: Option<Code>) {
-        if !std::mem::replace(&mut self.is_noted, true) {
-            self.member.note(failure);
+    /// Notes how the call has ended there. A call that was not made because its connection takes none any more says nothing of the server,
+    /// which may have said that it drains, and is not ready until it takes calls again.
+    fn note(&mut self, failure: Option<&Status>) {
+        let is_not_made = |status: &Status| {
+            status.code() == Code::Unavailable
+                && status.executed() == Executed::No
+                && status.blame() != Blame::Application
+        };
+        if !std::mem::replace(&mut self.is_noted, true) && !failure.is_some_and(is_not_made) {
+            self.member.note(failure.map(Status::code));
         }
     }
 
@@ -402,14 +401,38 @@ impl Picked {
         if std::mem::take(&mut self.is_load) {
             self.member.load.end();
         }
-        self.let_go();
-    }
-
-    /// Gives the room of the call's arguments back.
-    fn let_go(&mut self) {
         let held = std::mem::take(&mut self.held);
         if held > 0 {
             self.member.held[self.class as usize].fetch_sub(held, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The stream by which a server answers a call. Unlike [`Picked`] it keeps no connection to the server: it may last for days.
+pub(in crate::client) struct PickedStream {
+    /// The load that it is a part of, if loads decide.
+    load: Option<Arc<Load>>,
+    member: Weak<Member>,
+}
+
+impl PickedStream {
+    /// Notes how the stream has ended, unless that says nothing of the server. A client may drop a stream at any time, and a deadline may
+    /// have been meant to end it. A broken connection ends all of its streams, however good the server is.
+    pub(in crate::client) fn ended(self, end: &StreamEnd) {
+        use EndReason::{Cancelled, ConnectionLost, Deadline};
+        if !end.is_unreadable
+            && !matches!(end.reason, Cancelled | Deadline | ConnectionLost)
+            && let Some(member) = self.member.upgrade()
+        {
+            member.note(end.code);
+        }
+    }
+}
+
+impl Drop for PickedStream {
+    fn drop(&mut self) {
+        if let Some(load) = &self.load {
+            load.end();
         }
     }
 }

@@ -142,13 +142,11 @@ impl InFlightCall {
     /// executed.
     #[inline(never)]
     pub(super) fn note_end(&mut self, answer: &mut Answered) {
-        if let Some(mut picked) = self.picked.take() {
-            if self.begun_streams(answer).is_some() {
-                picked.begun();
-                self.picked = Some(picked);
-            } else {
-                picked.ended(answer.as_ref().err());
-            }
+        // A stream that has begun is noted when it has ended.
+        if self.begun_streams(answer).is_none()
+            && let Some(picked) = self.picked.take()
+        {
+            picked.ended(answer.as_ref().err());
         }
         match answer {
             // A call in front of middleware, or of attempts beside each other, earns nothing beside those.

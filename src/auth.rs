@@ -47,13 +47,13 @@
 
 use std::fmt;
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use farcall_core::middleware::{Next, Request, Response};
 use farcall_core::status::{Code, Executed, Status};
 use farcall_core::transport::BoxFuture;
-use tokio::sync::Mutex;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 /// The metadata key of tokens.
@@ -64,6 +64,9 @@ const SCHEME: &str = "Bearer ";
 
 /// The share of a token's time after which it is fetched again, ahead of its end.
 const FRESH: f64 = 0.8;
+
+/// The pause after a failure to fetch a token again that still counts.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// A credential, and how long it may be used. `Debug` does not show it.
 #[derive(Clone)]
@@ -95,23 +98,28 @@ impl fmt::Debug for Token {
 /// The tokens of a channel. Cheap to clone; clones share them.
 ///
 /// The first call fetches a token, and further calls wait for that. When four fifths of its time are over, it is fetched again in
-/// the background. A server that refuses it with UNAUTHENTICATED has it fetched at once, and a call without streams is then made
+/// the background; if that fails, after a second. A fetch goes on when the calls that wait for it are given up. A server that refuses it with UNAUTHENTICATED has it fetched at once, and a call without streams is then made
 /// once more.
 #[derive(Clone)]
 pub struct Tokens(Arc<Shared>);
 
 struct Shared {
     fetch: Box<dyn Fn() -> BoxFuture<Result<Token, Status>> + Send + Sync>,
-    /// Held while a token is fetched, so that nobody else does.
-    current: Mutex<Option<Fetched>>,
+    state: Mutex<State>,
 }
 
-#[derive(Clone)]
+#[derive(Default)]
+struct State {
+    current: Option<Fetched>,
+    /// The result of the fetch that is under way. There is one at a time, in a task: calls that are given up do not end it.
+    fetching: Option<watch::Receiver<Option<Result<Token, Status>>>>,
+    /// The time before which a token that still counts is not fetched again, because that has failed.
+    not_before: Option<Instant>,
+}
+
 struct Fetched {
     token: Token,
     at: Instant,
-    /// It is being fetched again.
-    is_renewed: bool,
 }
 
 impl Fetched {
@@ -136,7 +144,7 @@ impl Tokens {
         R: Future<Output = Result<Token, Status>> + Send + 'static,
     {
         let fetch = Box::new(move || Box::pin(fetch()) as BoxFuture<_>);
-        Self(Arc::new(Shared { fetch, current: Mutex::const_new(None) }))
+        Self(Arc::new(Shared { fetch, state: Mutex::default() }))
     }
 
     /// Returns an interceptor for channels, which gives each call the token that counts then.
@@ -161,7 +169,7 @@ impl Tokens {
             Err(status) if status.code() == Code::Unauthenticated => status,
             answer => return answer,
         };
-        self.forget(&token).await;
+        self.forget(&token);
         match again {
             Some(mut again) if !is_new && refused.executed() == Executed::No => {
                 put(&mut again, &self.get().await?.0)?;
@@ -173,41 +181,81 @@ impl Tokens {
 
     /// Returns a token, and whether it was fetched for this.
     async fn get(&self) -> Result<(Token, bool), Status> {
-        let mut current = self.0.current.lock().await;
-        if let Some(fetched) = &mut *current
-            && fetched.age() < 1.0
-        {
-            if fetched.age() >= FRESH && !std::mem::replace(&mut fetched.is_renewed, true) {
-                tokio::spawn(self.clone().renew());
+        let mut fetching = {
+            let mut state = self.state();
+            if let Some(token) = state.token() {
+                if state.is_due() {
+                    self.fetch(&mut state);
+                }
+                return Ok((token, false));
             }
-            return Ok((fetched.token.clone(), false));
+            match state.fetching.clone() {
+                Some(fetching) => fetching,
+                None => self.fetch(&mut state),
+            }
+        };
+        match fetching.wait_for(Option::is_some).await.map(|fetched| fetched.clone()) {
+            Ok(Some(fetched)) => Ok((fetched.map_err(|status| status.with_executed(Executed::No))?, true)),
+            _ => {
+                self.state().fetching = None;
+                Err(Status::internal("the function that fetches tokens has panicked")
+                    .with_executed(Executed::No))
+            }
         }
-        let token = (self.0.fetch)().await.map_err(|status| status.with_executed(Executed::No))?;
-        *current = Some(Fetched { token: token.clone(), at: Instant::now(), is_renewed: false });
-        Ok((token, true))
     }
 
-    /// Fetches a token while calls use the one before.
-    async fn renew(self) {
-        let token = (self.0.fetch)().await;
-        let mut current = self.0.current.lock().await;
-        match token {
-            Ok(token) => *current = Some(Fetched { token, at: Instant::now(), is_renewed: false }),
-            Err(status) => {
-                tracing::warn!(%status, "a token can't be fetched; the one before is used until it expires");
-                if let Some(fetched) = &mut *current {
-                    fetched.is_renewed = false;
+    /// Begins to fetch a token.
+    fn fetch(&self, state: &mut State) -> watch::Receiver<Option<Result<Token, Status>>> {
+        let (tell, fetching) = watch::channel(None);
+        state.fetching = Some(fetching.clone());
+        let this = self.clone();
+        tokio::spawn(async move {
+            let fetched = (this.0.fetch)().await;
+            let mut state = this.state();
+            state.fetching = None;
+            match &fetched {
+                Ok(token) => {
+                    state.current = Some(Fetched { token: token.clone(), at: Instant::now() });
+                    state.not_before = None;
+                }
+                Err(status) => {
+                    if state.current.is_some() {
+                        tracing::warn!(%status, "a token can't be fetched; the one before is used until it expires");
+                    }
+                    state.not_before = Some(Instant::now() + PAUSE);
                 }
             }
-        }
+            drop(state);
+            tell.send_replace(Some(fetched));
+        });
+        fetching
     }
 
     /// Forgets a token that was refused, unless there is another by now.
-    async fn forget(&self, refused: &Token) {
-        let mut current = self.0.current.lock().await;
+    fn forget(&self, refused: &Token) {
+        let current = &mut self.state().current;
         if current.as_ref().is_some_and(|fetched| Arc::ptr_eq(&fetched.token.text, &refused.text)) {
             *current = None;
         }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Returns the token, if it has not expired.
+    fn token(&self) -> Option<Token> {
+        let fetched = self.current.as_ref().filter(|fetched| fetched.age() < 1.0)?;
+        Some(fetched.token.clone())
+    }
+
+    /// Whether the token should be fetched again, while it still counts.
+    fn is_due(&self) -> bool {
+        self.fetching.is_none()
+            && self.current.as_ref().is_some_and(|fetched| fetched.age() >= FRESH)
+            && self.not_before.is_none_or(|time| time <= Instant::now())
     }
 }
 
@@ -293,10 +341,10 @@ mod tests {
         let (tokens, _) = numbered();
         let (old, is_new) = tokens.get().await.unwrap();
         assert!(is_new);
-        tokens.forget(&old).await;
+        tokens.forget(&old);
         assert_eq!(text(&tokens).await, "1");
         // A late refusal of the old one does not take the new one away.
-        tokens.forget(&old).await;
+        tokens.forget(&old);
         assert_eq!(text(&tokens).await, "1");
     }
 

@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use farcall::auth::{Token, Tokens, verify};
 use farcall::middleware::ServiceExt;
@@ -92,6 +93,48 @@ async fn a_token_that_is_refused_is_replaced_and_the_call_made_again() {
     assert_eq!(office.runs.load(Ordering::Relaxed), 2);
     least.store(0, Ordering::Relaxed);
     assert_eq!(desk.whoami().await.unwrap(), "2");
+}
+
+/// Tokens whose `fetch` takes 100 ms and is counted. `valid` says which of them succeed. They are good for 10 s.
+fn slow(valid: fn(u32) -> bool) -> (Tokens, Arc<AtomicU32>) {
+    let fetched = Arc::new(AtomicU32::new(0));
+    let count = fetched.clone();
+    let tokens = Tokens::new(move || {
+        let number = count.fetch_add(1, Ordering::Relaxed);
+        async move {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            let token = Token::new(number.to_string()).valid_for(Duration::from_secs(10));
+            if valid(number) { Ok(token) } else { Err(Status::unavailable("the issuer is away")) }
+        }
+    });
+    (tokens, fetched)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fetch_goes_on_when_the_calls_that_wait_for_it_are_given_up() {
+    let (office, least) = (Office::default(), Arc::default());
+    let (tokens, fetched) = slow(|_| true);
+    let desk = DeskClient::new(channel(&office, &least).intercept(tokens.interceptor()));
+    for _ in 0..5 {
+        let late = desk.whoami().timeout(Duration::from_millis(10)).await.unwrap_err();
+        assert_eq!((late.code(), late.executed()), (Code::DeadlineExceeded, Executed::No));
+    }
+    assert_eq!(desk.whoami().timeout(Duration::from_millis(90)).await.unwrap(), "0");
+    assert_eq!(fetched.load(Ordering::Relaxed), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_issuer_that_is_away_is_asked_once_a_second() {
+    let (office, least) = (Office::default(), Arc::default());
+    let (tokens, fetched) = slow(|number| number == 0);
+    let desk = DeskClient::new(channel(&office, &least).intercept(tokens.interceptor()));
+    desk.whoami().await.unwrap();
+    tokio::time::sleep(Duration::from_secs(8)).await;
+    for _ in 0..150 {
+        assert_eq!(desk.whoami().await.unwrap(), "0");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(fetched.load(Ordering::Relaxed), 1 + 2);
 }
 
 #[tokio::test]

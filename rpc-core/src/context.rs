@@ -19,7 +19,7 @@ pub(crate) use self::current::Current;
 pub use self::current::Scope;
 pub(crate) use self::draining::{ConnectionContext, Drain};
 pub(crate) use self::ended::{Parent, parent_ended};
-pub(crate) use self::grant::open_grant;
+pub(crate) use self::grant::{current_turn, open_grant};
 pub(crate) use self::shared::{SetForAnswer, Shared};
 use self::signal::Signal;
 use crate::access::Accesses;

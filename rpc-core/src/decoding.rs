@@ -16,6 +16,7 @@ use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::oneshot;
 
 use crate::codec::{Codec, Raw};
+use crate::memory::HostTurn;
 use crate::payload::Payload;
 
 /// The length, in bytes, above which a message takes milliseconds to decode or decompress. A [thread for that](threads) does it then.
@@ -49,12 +50,19 @@ pub(crate) fn is_decoded<C: Codec>() -> bool {
     TypeId::of::<C>() != TypeId::of::<Raw>()
 }
 
-/// Runs `decode` on [another thread](threads), inside the runtime of the caller.
-pub(crate) async fn apart<R: Send + 'static>(decode: impl FnOnce() -> R + Send + 'static) -> R {
+/// Runs `decode` on [another thread](threads), inside the runtime of the caller. Hosts take turns, so that one with many messages keeps no
+/// other waiting. `host`: the one whose message it is, if it is a client.
+pub(crate) async fn apart<R: Send + 'static>(
+    host: Option<HostTurn>,
+    decode: impl FnOnce() -> R + Send + 'static,
+) -> R {
     // Outside of a runtime, no connection shares this thread.
     let Ok(runtime) = Handle::try_current() else { return decode() };
     // A call that is given up while it waits here leaves no job behind.
-    let turn = threads::turn().await;
+    let turn = match host {
+        Some(host) => host.wait(threads::turn()).await,
+        None => threads::turn().await,
+    };
     let (tell, decoded) = oneshot::channel();
     let inside = runtime.clone();
     let job = move || {

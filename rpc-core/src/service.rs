@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::call_streams::Streams;
 use crate::codec::{Codec, Raw};
-use crate::context::Context;
+use crate::context::{Context, current_turn};
 use crate::decoding;
 pub use crate::interface::{Kind, Method, ServiceInfo, stable_hash};
 use crate::payload::Payload;
@@ -63,7 +63,8 @@ pub(crate) async fn call(service: Arc<dyn Service>, method: usize, request: Inco
     // Shares the state of the current context, which is not current in the thread that decodes.
     let mut context = request.context.given();
     let request = IncomingCall { context: context.clone(), ..request };
-    let handler = decoding::apart(move || context.enter(|| service.call(method, request))).await;
+    let handler =
+        decoding::apart(current_turn(), move || context.enter(|| service.call(method, request))).await;
     handler.await
 }
 

@@ -412,7 +412,7 @@ impl Calls {
 #[cold]
 pub(crate) fn unpack_apart(kind: ResponseKind, payload: Payload) -> BoxFuture<Answered> {
     Box::pin(async move {
-        let unpacked = decoding::apart(move || compress::unpack(payload)).await;
+        let unpacked = decoding::apart(None, move || compress::unpack(payload)).await;
         Ok((kind, unpacked.map_err(cant_unpack)?))
     })
 }

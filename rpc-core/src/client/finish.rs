@@ -54,7 +54,7 @@ impl<O: Outcome<Err: From<Status>> + Send + 'static> Finish<O> {
 }
 
 fn read_apart<O: Send + 'static>(name: Name, answer: Answered, read: Read<O>) -> BoxFuture<O> {
-    Box::pin(decoding::apart(move || read(&name, answer, None)))
+    Box::pin(decoding::apart(None, move || read(&name, answer, None)))
 }
 
 impl<O> Clone for Finish<O> {

@@ -67,7 +67,10 @@ impl Unpacking {
         room.gauge.set(room.len);
         // A thread that unpacks goes on when the call has been given up, and keeps the room until it is done.
         let (unpacked, mut room) = match len as usize > VERY_LONG {
-            true => decoding::apart(move || (unpack(payload), room)).await,
+            true => {
+                let host = room.gauge.account().turn();
+                decoding::apart(Some(host), move || (unpack(payload), room)).await
+            }
             false => (unpack(payload), room),
         };
         let unpacked = unpacked.map_err(NotUnpacked::Cant)?;

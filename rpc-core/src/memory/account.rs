@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
-use super::{Budget, Peer, USES, Use};
+use super::{Budget, HostTurn, Peer, USES, Use};
 use crate::origin::Origin;
 use crate::payload::MemoryGrant;
 use crate::proto::inbox::Room;
@@ -119,6 +119,11 @@ impl Account {
     /// Returns the host that the memory is held for.
     pub(crate) fn origin(&self) -> Origin {
         self.origin
+    }
+
+    /// Returns the turn of the host.
+    pub(crate) fn turn(&self) -> HostTurn {
+        self.peer.turn.clone()
     }
 
     /// Returns the bytes that are held for this use.
@@ -266,9 +271,9 @@ impl Account {
         self.judge().map(|_| Box::pin(self.clone().until_modest()) as BoxFuture<()>)
     }
 
-    /// Whether the connection was found greedy, so that it may not be read.
+    /// Whether the connection was found greedy, so that it may not be read. It is read again when its calls are refused.
     pub(crate) fn is_held_back(&self) -> bool {
-        self.is_suspect.load(Ordering::Relaxed)
+        self.is_suspect.load(Ordering::Relaxed) && !self.refuses()
     }
 
     /// Waits until the connection is no longer greedy, or its calls are refused.

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
 
 use serde::{Deserialize, Serialize};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 
 pub(crate) use self::account::{Account, Gauge};
 use self::meter::Meter;
@@ -82,6 +82,26 @@ struct Peer {
     count: AtomicUsize,
     /// By number.
     accounts: Mutex<rank::Leaf, HashMap<u64, Weak<Account>>>,
+    turn: HostTurn,
+}
+
+/// The turn of one host in a queue where each host waits once, however many of its connections want something.
+#[derive(Clone, Debug)]
+pub(crate) struct HostTurn(Arc<Semaphore>);
+
+impl Default for HostTurn {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(1)))
+    }
+}
+
+impl HostTurn {
+    /// Waits until nobody else waits for this host, and then for `turn`.
+    pub(crate) async fn wait<T>(&self, turn: impl Future<Output = T>) -> T {
+        // It is never closed.
+        let _waits = self.0.acquire().await;
+        turn.await
+    }
 }
 
 /// The memory that is held for one address.

@@ -104,7 +104,7 @@ async fn the_greedy_wait_and_are_then_refused() {
     let pause = greedy.pause().expect("it holds more than half");
     let waiting = tokio::spawn(pause);
     advance(Duration::from_millis(500)).await;
-    assert!(!waiting.is_finished() && !greedy.refuses());
+    assert!(!waiting.is_finished() && !greedy.refuses() && greedy.is_held_back());
     much.set(55 * MIB);
     waiting.await.unwrap();
     assert!(!greedy.refuses());
@@ -113,6 +113,8 @@ async fn the_greedy_wait_and_are_then_refused() {
     much.set(70 * MIB);
     greedy.pause().expect("it holds more than half").await;
     assert!(greedy.refuses() && !modest.refuses());
+    // From now on its peer is to blame if a message does not go on.
+    assert!(!greedy.is_held_back());
     assert!(greedy.pause().is_none(), "it is read, so that its calls can end");
     much.set(10 * MIB);
     assert!(greedy.judge().is_none() && !greedy.refuses());

@@ -103,7 +103,13 @@ impl ServerCore {
         let connection = Connection::accept(link, host.settings.clone(), account, host.registry.clone());
         self.change(|open| open.greeting += 1);
         tokio::spawn(async move {
-            let greeted = connection.greeted_unless(arrival.handshake_displaced()).await;
+            let leaves = async {
+                tokio::select! {
+                    why = arrival.handshake_displaced() => why,
+                    why = connection.evicted() => why,
+                }
+            };
+            let greeted = connection.greeted_unless(leaves).await;
             arrival.greeted();
             match greeted {
                 Ok(()) => host.keep(connection, &arrival).await,

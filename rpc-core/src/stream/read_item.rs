@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::codec::{CodecError, Decode, all_read};
+use crate::context::current_turn;
 use crate::decoding::{self, VERY_LONG, is_decoded};
 use crate::payload::Decoder;
 use crate::proto::wire::Items;
@@ -29,7 +30,7 @@ impl<T: Send + 'static> ReadItem<T> {
 }
 
 fn apart<T: Send + 'static>(read: ReadItem<T>, mut items: Items) -> BoxFuture<ReadApart<T>> {
-    Box::pin(decoding::apart(move || {
+    Box::pin(decoding::apart(current_turn(), move || {
         let item = read.whole(items.input());
         (items, item)
     }))

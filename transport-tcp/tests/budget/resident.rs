@@ -124,7 +124,9 @@ struct Times {
 
 /// Lets an honest client make calls for a time, from a process of its own.
 async fn honest_calls(server: Target, time: Duration) -> Times {
-    honest_calls_at_once(server, time, usize::MAX).await
+    // A server without optimisation may stand still for so long that a call each millisecond would be more than the client's share.
+    let most = if std::env::var_os("FARCALL_LONG").is_some() { usize::MAX } else { 64 };
+    honest_calls_at_once(server, time, most).await
 }
 
 /// Lets an honest client make calls for a time, so many at once at most.

@@ -1,5 +1,6 @@
 //! Bytes to values. The bytes come from a peer: everything they say about lengths is checked against what is there.
 
+mod room;
 mod sequence;
 
 use std::collections::TryReserveError;
@@ -9,6 +10,7 @@ use bytes::Bytes;
 use serde::de::value::U32Deserializer;
 use serde::de::{self, DeserializeSeed, IntoDeserializer, Visitor};
 
+use self::room::Layout;
 use self::sequence::Sequence;
 use crate::codec::{CodecError, attachment};
 use crate::payload::{Decoder, TooLarge};
@@ -396,7 +398,7 @@ impl<'de> de::Deserializer<'de> for &mut Deserializer<'_> {
     }
 
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
-        let length = self.length()?;
+        let length = self.length_of_collection()?;
         self.inside(|from| {
             let mut sequence = Sequence::new(from, length);
             let value = visitor.visit_seq(&mut sequence);
@@ -419,8 +421,8 @@ impl<'de> de::Deserializer<'de> for &mut Deserializer<'_> {
     }
 
     fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
-        let left = self.length()?;
-        self.inside(|from| visitor.visit_map(Entries { from, left }))
+        let left = self.length_of_collection()?;
+        self.inside(|from| visitor.visit_map(Entries { from, left, keys: None, values: None }))
     }
 
     fn deserialize_struct<V: Visitor<'de>>(
@@ -477,6 +479,9 @@ struct Entries<'d, 'a> {
     from: &'d mut Deserializer<'a>,
     /// How many there are, as the peer says.
     left: usize,
+    /// For how many more there is room, once the first was read.
+    keys: Option<usize>,
+    values: Option<usize>,
 }
 
 impl<'de> de::MapAccess<'de> for Entries<'_, '_> {
@@ -484,10 +489,10 @@ impl<'de> de::MapAccess<'de> for Entries<'_, '_> {
 
     #[inline]
     fn next_key_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>> {
+        let (claimed, before) = (self.left, self.from.left());
         let Some(left) = self.left.checked_sub(1) else { return Ok(None) };
         self.left = left;
-        let before = self.from.left();
-        self.from.take_memory_of::<S::Value>()?;
+        self.from.take_room::<S::Value>(&mut self.keys, || claimed.min(before), Layout::Map)?;
         let key = seed.deserialize(&mut *self.from)?;
         if self.from.left() == before {
             self.from.count_empty()?;
@@ -496,7 +501,9 @@ impl<'de> de::MapAccess<'de> for Entries<'_, '_> {
     }
 
     fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value> {
-        self.from.take_memory_of::<S::Value>()?;
+        let claimed = self.left + 1;
+        let unread = self.from.left();
+        self.from.take_room::<S::Value>(&mut self.values, || claimed.min(unread), Layout::Map)?;
         seed.deserialize(&mut *self.from)
     }
 

@@ -1,4 +1,4 @@
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt::Debug;
 use std::time::Duration;
 
@@ -265,12 +265,13 @@ fn memory_of_values_is_limited() {
         message[..2].copy_from_slice(&[count as u8 | 0x80, (count >> 7) as u8]);
         message
     };
+    const ALLOCATION: u32 = 32;
     let too_much =
         Some("its values take more memory than those of one message may; send fewer at a time".to_owned());
     // An empty vector and an empty string take a byte in the message.
     for read in [read::<Vec<Vec<u32>>>, read::<Vec<String>>] {
-        assert_eq!(limited(1000 * 24, &many(1000), read), None);
-        assert_eq!(limited(1000 * 24 - 1, &many(1000), read), too_much);
+        assert_eq!(limited(1000 * 24 + ALLOCATION, &many(1000), read), None);
+        assert_eq!(limited(1000 * 24 + ALLOCATION - 1, &many(1000), read), too_much);
     }
     assert_eq!(limited(1000, &many(1000), read::<HashSet<u64>>), too_much);
     assert_eq!(limited(1000, &many(1000), read::<Vec<Bytes>>), too_much);
@@ -281,6 +282,31 @@ fn memory_of_values_is_limited() {
     // Strings count with what an allocator adds. Bytes of one's own count once.
     assert_eq!(limited(100, &[&[100][..], &[b'x'; 100]].concat(), read::<String>), too_much);
     assert_eq!(limited(100, &[&[100][..], &[b'x'; 100]].concat(), read::<(Vec<u8>,)>), None);
+    // A leaf of a B-tree has eleven places, and a hash table at least four, however few are used.
+    let one_each: Vec<u8> = [&[100][..], &[1, 0, 0].repeat(100)].concat();
+    let of_leaves = 100 * (24 + 11 * (24 + 24) + ALLOCATION) + ALLOCATION;
+    for read in [read::<Vec<BTreeMap<String, String>>>, read::<Vec<HashMap<String, String>>>] {
+        assert_eq!(limited(of_leaves + 100 * 24, &one_each, read), None);
+        assert_eq!(limited(of_leaves - 1, &one_each, read), too_much);
+    }
+    let one_each: Vec<u8> = [&[100][..], &[1, 0].repeat(100)].concat();
+    for read in [read::<Vec<BTreeSet<String>>>, read::<Vec<Vec<Vec<u8>>>>] {
+        assert_eq!(limited(100 * (24 + 11 * 24 + ALLOCATION) + ALLOCATION, &one_each, read), None);
+        assert_eq!(limited(100 * (24 + 11 * 24 + ALLOCATION), &one_each, read), too_much);
+    }
+    // Short lists of bytes take an allocation each.
+    let short: Vec<u8> = [&[100][..], &[1, 7].repeat(100)].concat();
+    assert_eq!(limited(100 * (24 + ALLOCATION) + ALLOCATION - 1, &short, read::<Vec<Vec<u8>>>), too_much);
+    // A table of a thousand entries may have room for more than twice as many.
+    let keys = (0..1000_u32).flat_map(|key| [key as u8 | 0x80, (key >> 7) as u8, 0]);
+    let table: Vec<u8> = [0xe8, 0x07].into_iter().chain(keys).collect();
+    assert_eq!(limited(2 * 1000 * (8 + 8), &table, read::<HashMap<u64, u64>>), too_much);
+    assert_eq!(limited(3 * 1000 * (8 + 8), &table, read::<HashMap<u64, u64>>), None);
+    // Lists in lists, each of which claims to have as many elements as there are bytes: serde makes room for up to a mebibyte for each.
+    type Nested = Vec<Vec<Vec<Vec<u64>>>>;
+    let mut claims = [0xff, 0xff, 0x03].repeat(3);
+    claims.resize(100_000, 0);
+    assert_eq!(limited(2 << 20, &claims, read::<Nested>), too_much);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use serde::de::{self, DeserializeSeed, Visitor};
 
+use super::room::Layout;
 use super::{Deserializer, Result, ends_early, not_bool};
 use crate::codec::CodecError;
 
@@ -18,12 +19,14 @@ pub(super) struct Sequence<'d, 'a> {
     /// Bytes that were taken from the message: those from `next` on were not read yet.
     bytes: [u8; TOGETHER],
     next: usize,
+    /// For how many more elements there is room, once the first was read.
+    room: Option<usize>,
 }
 
 impl<'d, 'a> Sequence<'d, 'a> {
     #[inline]
     pub(super) fn new(from: &'d mut Deserializer<'a>, length: usize) -> Self {
-        Self { from, left: length, bytes: [0; TOGETHER], next: TOGETHER }
+        Self { from, left: length, bytes: [0; TOGETHER], next: TOGETHER, room: None }
     }
 
     /// Reads an element that is a byte.
@@ -47,6 +50,16 @@ impl<'d, 'a> Sequence<'d, 'a> {
         self.bytes[self.next..].copy_from_slice(&rest[..count]);
         self.from.read += count;
         self.bytes.get(self.next).copied().ok_or_else(ends_early)
+    }
+
+    /// Counts the memory of the next element. Those of one byte take no more than their message.
+    #[inline(always)]
+    fn take_room<T>(&mut self) -> Result<()> {
+        if size_of::<T>() <= 1 {
+            return Ok(());
+        }
+        let claimed = self.left.min(self.from.left());
+        self.from.take_room::<T>(&mut self.room, || claimed, Layout::List)
     }
 
     /// Counts an element that took no bytes, and may not have looked for any.
@@ -74,7 +87,7 @@ impl<'de> de::SeqAccess<'de> for Sequence<'_, '_> {
     fn next_element_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>> {
         let next = self.next;
         if next < TOGETHER {
-            self.from.take_memory_of::<S::Value>()?;
+            self.take_room::<S::Value>()?;
             let value = seed.deserialize(Element(self))?;
             if self.next == next {
                 self.skip()?;
@@ -85,7 +98,7 @@ impl<'de> de::SeqAccess<'de> for Sequence<'_, '_> {
             return Ok(None);
         }
         let (left, unread) = (self.left, self.from.left());
-        self.from.take_memory_of::<S::Value>()?;
+        self.take_room::<S::Value>()?;
         let value = seed.deserialize(Element(self))?;
         if self.from.left() == unread {
             self.left = left;

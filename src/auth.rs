@@ -65,8 +65,14 @@ const SCHEME: &str = "Bearer ";
 /// The share of a token's time after which it is fetched again, ahead of its end.
 const FRESH: f64 = 0.8;
 
-/// The pause after a failure to fetch a token again that still counts.
+/// The pause between two attempts to replace a token that has not expired.
 const PAUSE: Duration = Duration::from_secs(1);
+
+/// The longest time that a fetch may take. The next call that needs a token begins another one then.
+const LONGEST_FETCH: Duration = Duration::from_secs(30);
+
+/// How often a call waits for a token whose fetch ends without a result.
+const ATTEMPTS: usize = 2;
 
 /// A credential, and how long it may be used. `Debug` does not show it.
 #[derive(Clone)]
@@ -97,9 +103,11 @@ impl fmt::Debug for Token {
 
 /// The tokens of a channel. Cheap to clone; clones share them.
 ///
-/// The first call fetches a token, and further calls wait for that. When four fifths of its time are over, it is fetched again in
-/// the background; if that fails, after a second. A fetch goes on when the calls that wait for it are given up. A server that refuses it with UNAUTHENTICATED has it fetched at once, and a call without streams is then made
-/// once more.
+/// The first call fetches a token, and further calls wait for that. When four fifths of a token's time are over, the next one is fetched in the
+/// background; if that fails, again after a second. A server that refuses a token with UNAUTHENTICATED has another one fetched at once, and a
+/// call without streams is then made once more.
+///
+/// `fetch` runs in a task of its own. It goes on when the calls that wait for it are given up, for 30 seconds at most.
 #[derive(Clone)]
 pub struct Tokens(Arc<Shared>);
 
@@ -111,8 +119,10 @@ struct Shared {
 #[derive(Default)]
 struct State {
     current: Option<Fetched>,
-    /// The result of the fetch that is under way. There is one at a time, in a task: calls that are given up do not end it.
-    fetching: Option<watch::Receiver<Option<Result<Token, Status>>>>,
+    /// The fetch that is under way. There is one at a time, in a task: calls that are given up do not end it.
+    fetching: Option<Fetch>,
+    /// How many there were.
+    fetches: u64,
     /// The time before which a token that still counts is not fetched again, because that has failed.
     not_before: Option<Instant>,
 }
@@ -120,6 +130,28 @@ struct State {
 struct Fetched {
     token: Token,
     at: Instant,
+}
+
+/// A fetch, by its number.
+#[derive(Clone)]
+struct Fetch {
+    number: u64,
+    result: watch::Receiver<Option<Result<Token, Status>>>,
+}
+
+/// Ends a fetch when its task does, even by a panic.
+struct Ending {
+    tokens: Tokens,
+    number: u64,
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        let fetching = &mut self.tokens.state().fetching;
+        if fetching.as_ref().is_some_and(|fetch| fetch.number == self.number) {
+            *fetching = None;
+        }
+    }
 }
 
 impl Fetched {
@@ -181,54 +213,46 @@ impl Tokens {
 
     /// Returns a token, and whether it was fetched for this.
     async fn get(&self) -> Result<(Token, bool), Status> {
-        let mut fetching = {
-            let mut state = self.state();
-            if let Some(token) = state.token() {
-                if state.is_due() {
-                    self.fetch(&mut state);
+        for _ in 0..ATTEMPTS {
+            let mut fetch = {
+                let mut state = self.state();
+                if let Some(token) = state.token() {
+                    if state.is_due() {
+                        self.fetch(&mut state);
+                    }
+                    return Ok((token, false));
                 }
-                return Ok((token, false));
+                state.fetching.clone().unwrap_or_else(|| self.fetch(&mut state))
+            };
+            if let Ok(fetched) = fetch.result.wait_for(Option::is_some).await
+                && let Some(fetched) = fetched.clone()
+            {
+                return Ok((fetched.map_err(|status| status.with_executed(Executed::No))?, true));
             }
-            match state.fetching.clone() {
-                Some(fetching) => fetching,
-                None => self.fetch(&mut state),
-            }
-        };
-        match fetching.wait_for(Option::is_some).await.map(|fetched| fetched.clone()) {
-            Ok(Some(fetched)) => Ok((fetched.map_err(|status| status.with_executed(Executed::No))?, true)),
-            _ => {
-                self.state().fetching = None;
-                Err(Status::internal("the function that fetches tokens has panicked")
-                    .with_executed(Executed::No))
-            }
+            // The task has ended without a result: its runtime has, or `fetch` has panicked.
         }
+        Err(Status::internal("the function that fetches tokens has panicked").with_executed(Executed::No))
     }
 
     /// Begins to fetch a token.
-    fn fetch(&self, state: &mut State) -> watch::Receiver<Option<Result<Token, Status>>> {
-        let (tell, fetching) = watch::channel(None);
-        state.fetching = Some(fetching.clone());
-        let this = self.clone();
+    fn fetch(&self, state: &mut State) -> Fetch {
+        let (tell, result) = watch::channel(None);
+        state.fetches += 1;
+        let ending = Ending { tokens: self.clone(), number: state.fetches };
+        let fetch = Fetch { number: ending.number, result };
         tokio::spawn(async move {
-            let fetched = (this.0.fetch)().await;
-            let mut state = this.state();
-            state.fetching = None;
-            match &fetched {
-                Ok(token) => {
-                    state.current = Some(Fetched { token: token.clone(), at: Instant::now() });
-                    state.not_before = None;
-                }
-                Err(status) => {
-                    if state.current.is_some() {
-                        tracing::warn!(%status, "a token can't be fetched; the one before is used until it expires");
-                    }
-                    state.not_before = Some(Instant::now() + PAUSE);
-                }
-            }
-            drop(state);
+            let tokens = &ending.tokens;
+            let fetched = tokio::time::timeout(LONGEST_FETCH, (tokens.0.fetch)()).await;
+            let fetched = fetched.unwrap_or_else(|_| {
+                Err(Status::unavailable(format!("no token was fetched within {LONGEST_FETCH:?}")))
+            });
+            tokens.state().note(&fetched);
+            // Before others are told, so that they find no fetch that has ended.
+            drop(ending);
             tell.send_replace(Some(fetched));
         });
-        fetching
+        state.fetching = Some(fetch.clone());
+        fetch
     }
 
     /// Forgets a token that was refused, unless there is another by now.
@@ -249,6 +273,22 @@ impl State {
     fn token(&self) -> Option<Token> {
         let fetched = self.current.as_ref().filter(|fetched| fetched.age() < 1.0)?;
         Some(fetched.token.clone())
+    }
+
+    /// Takes what was fetched.
+    fn note(&mut self, fetched: &Result<Token, Status>) {
+        match fetched {
+            Ok(token) => {
+                self.current = Some(Fetched { token: token.clone(), at: Instant::now() });
+                self.not_before = None;
+            }
+            Err(status) => {
+                if self.current.is_some() {
+                    tracing::warn!(%status, "a token can't be fetched; the one before is used until it expires");
+                }
+                self.not_before = Some(Instant::now() + PAUSE);
+            }
+        }
     }
 
     /// Whether the token should be fetched again, while it still counts.

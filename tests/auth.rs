@@ -124,6 +124,30 @@ async fn a_fetch_goes_on_when_the_calls_that_wait_for_it_are_given_up() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_fetch_that_hangs_or_panics_does_not_hold_the_next_one_up() {
+    let (office, least) = (Office::default(), Arc::default());
+    let fetched = AtomicU32::new(0);
+    let tokens = Tokens::new(move || {
+        let number = fetched.fetch_add(1, Ordering::Relaxed);
+        async move {
+            match number {
+                0 => std::future::pending().await,
+                1..=2 => panic!("as it was told to"),
+                _ => Ok(Token::new(number.to_string())),
+            }
+        }
+    });
+    let desk = DeskClient::new(channel(&office, &least).intercept(tokens.interceptor()));
+    let late = desk.whoami().timeout(Duration::from_secs(10)).await.unwrap_err();
+    assert_eq!((late.code(), late.executed()), (Code::DeadlineExceeded, Executed::No));
+    let hung = desk.whoami().await.unwrap_err();
+    assert_eq!((hung.code(), hung.executed()), (Code::Unavailable, Executed::No), "{hung}");
+    let panicked = desk.whoami().await.unwrap_err();
+    assert_eq!((panicked.code(), panicked.executed()), (Code::Internal, Executed::No), "{panicked}");
+    assert_eq!(desk.whoami().await.unwrap(), "3");
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_issuer_that_is_away_is_asked_once_a_second() {
     let (office, least) = (Office::default(), Arc::default());
     let (tokens, fetched) = slow(|number| number == 0);

@@ -14,6 +14,7 @@ use std::task::Poll;
 
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::oneshot;
+use tokio::task::AbortHandle;
 
 use crate::codec::{Codec, Raw};
 use crate::memory::HostTurn;
@@ -51,18 +52,13 @@ pub(crate) fn is_decoded<C: Codec>() -> bool {
 }
 
 /// Runs `decode` on [another thread](threads), inside the runtime of the caller. Hosts take turns, so that one with many messages keeps no
-/// other waiting. `host`: the one whose message it is, if it is a client.
+/// other waiting. `host`: the client's, if a client has sent the message.
 pub(crate) async fn apart<R: Send + 'static>(
     host: Option<HostTurn>,
     decode: impl FnOnce() -> R + Send + 'static,
 ) -> R {
     // Outside of a runtime, no connection shares this thread.
     let Ok(runtime) = Handle::try_current() else { return decode() };
-    // A call that is given up while it waits here leaves no job behind.
-    let turn = match host {
-        Some(host) => host.wait(threads::turn()).await,
-        None => threads::turn().await,
-    };
     let (tell, decoded) = oneshot::channel();
     let inside = runtime.clone();
     let job = move || {
@@ -70,15 +66,35 @@ pub(crate) async fn apart<R: Send + 'static>(
         // The call may have been given up.
         let _ = tell.send(catch_unwind(AssertUnwindSafe(decode)));
     };
-    match runtime.runtime_flavor() {
-        // Its clock may be paused, and stands still only while its own pool works.
-        RuntimeFlavor::CurrentThread => turn.run_in_pool(&runtime, job),
-        _ => turn.run(job),
-    }
+    // In a task, because nobody may poll this future while others of the host wait for their turn. It leaves no job behind if this is
+    // dropped before its turn.
+    let waits = runtime.spawn(async move {
+        let turn = match host {
+            Some(host) => host.wait(threads::turn()).await,
+            None => threads::turn().await,
+        };
+        match Handle::current() {
+            // Its clock may be paused, and stands still only while its own pool works.
+            runtime if runtime.runtime_flavor() == RuntimeFlavor::CurrentThread => {
+                turn.run_in_pool(&runtime, job);
+            }
+            _ => turn.run(job),
+        }
+    });
+    let _waits = AbortOnDrop(waits.abort_handle());
     match decoded.await {
         Ok(Ok(decoded)) => decoded,
         Ok(Err(panic)) => resume_unwind(panic),
         // The runtime shuts down, and drops this future, too.
         Err(_) => pending().await,
+    }
+}
+
+/// Ends a task, unless it has ended.
+struct AbortOnDrop(AbortHandle);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }

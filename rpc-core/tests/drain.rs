@@ -116,6 +116,16 @@ async fn a_session_that_is_established_meanwhile_is_drained_too() {
     stopped.await.unwrap();
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_client_that_says_nothing_does_not_outlast_the_grace() {
+    let t = default();
+    let (_near, far) = memory::pair();
+    t.host.serve(far);
+    let begun = tokio::time::Instant::now();
+    t.host.drain(Duration::from_millis(10)).await;
+    assert!(begun.elapsed() < Duration::from_millis(100), "{:?}", begun.elapsed());
+}
+
 /// Many callers, while their server is replaced again and again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rolling_restart_fails_and_repeats_no_call() {

@@ -43,15 +43,18 @@ impl Connection {
         Self::start(Role::Server, class, stream, settings, account, Some(registry))
     }
 
-    /// Server: waits until the client's HELLO has arrived. Closes the connection, if `displaced` ends first.
-    pub(crate) async fn greeted_unless(&self, displaced: impl Future<Output = String>) -> Result<(), Status> {
+    /// Server: waits until the client's HELLO has arrived. Closes the connection, if `leaves` ends first, for the reason that it gives.
+    pub(crate) async fn greeted_unless(
+        &self,
+        leaves: impl Future<Output = (CloseCode, String)>,
+    ) -> Result<(), Status> {
         tokio::select! {
             // A connection whose HELLO has arrived is no handshake any more.
             biased;
             greeted = self.greeted() => greeted,
-            why = displaced => {
+            (code, why) = leaves => {
                 let status = self.status(why, Executed::No, Blame::Environment);
-                self.close_as(CloseCode::Overloaded, status.clone());
+                self.close_as(code, status.clone());
                 self.sender.stream().abort();
                 Err(status)
             }

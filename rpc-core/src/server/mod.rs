@@ -16,6 +16,7 @@ use crate::connection::Connection;
 use crate::dispatch::Registry;
 use crate::memory::{Account, Budget};
 use crate::middleware::Spawned;
+use crate::proto::wire::CloseCode;
 use crate::service::Service;
 use crate::settings::Settings;
 use crate::status::Status;
@@ -32,6 +33,7 @@ pub struct ServerCore {
     open: Mutex<Open>,
     /// The number of connections, for tasks that wait for the last one to end.
     count: watched::Sender<usize>,
+    is_closed: watched::Sender<bool>,
 }
 
 #[derive(Default)]
@@ -87,6 +89,7 @@ impl ServerCore {
             settings: Arc::new(settings),
             open: Mutex::default(),
             count: watched::Sender::new(0),
+            is_closed: watched::Sender::new(false),
         }))
     }
 
@@ -100,24 +103,25 @@ impl ServerCore {
         };
         let host = self.clone();
         let account = Account::open(self.memory.clone(), address);
+        let greeting = Greeting::begin(&host);
         let connection = Connection::accept(link, host.settings.clone(), account, host.registry.clone());
-        self.change(|open| open.greeting += 1);
         tokio::spawn(async move {
             let leaves = async {
                 tokio::select! {
-                    why = arrival.handshake_displaced() => why,
-                    why = connection.evicted() => why,
+                    why = arrival.handshake_displaced() => (CloseCode::Overloaded, why),
+                    why = connection.evicted() => (CloseCode::Overloaded, why),
+                    () = host.closed() => (CloseCode::Done, "the server was closed".to_owned()),
                 }
             };
             let greeted = connection.greeted_unless(leaves).await;
             arrival.greeted();
             match greeted {
-                Ok(()) => host.keep(connection, &arrival).await,
+                Ok(()) => host.keep(connection, &arrival, greeting).await,
                 Err(status) => {
                     tracing::debug!(?peer, %status, "a session was not established");
                     // Its socket is there until then, so it has a place.
                     connection.gone().await;
-                    host.change(|open| open.greeting -= 1);
+                    drop(greeting);
                 }
             }
         });
@@ -134,12 +138,12 @@ impl ServerCore {
     }
 
     /// Lists a connection until it has ended and its last bytes have been sent.
-    async fn keep(self: Arc<Self>, connection: Arc<Connection>, arrival: &Arrival) {
+    async fn keep(self: Arc<Self>, connection: Arc<Connection>, arrival: &Arrival, greeting: Greeting) {
         let ending = self.change(|open| {
-            open.greeting -= 1;
             open.connections.push(connection.clone());
             open.ending
         });
+        drop(greeting);
         match ending {
             None => {}
             Some(Ending::Drain) => connection.begin_draining(DRAINING),
@@ -199,6 +203,12 @@ impl ServerCore {
         }
     }
 
+    /// Resolves when the server has been closed.
+    async fn closed(&self) {
+        // Can't fail, because `self` holds the sender.
+        let _ = self.is_closed.subscribe().wait_for(|is_closed| *is_closed).await;
+    }
+
     /// Resolves when no session is open, nor about to be.
     pub async fn finished(&self) {
         // Can't fail, because `self` holds the sender.
@@ -213,6 +223,7 @@ impl ServerCore {
             open.ending = Some(Ending::Close);
             open.connections.clone()
         };
+        self.is_closed.send_replace(true);
         for connection in connections {
             connection.close_by_server();
         }
@@ -220,6 +231,22 @@ impl ServerCore {
 
     fn open(&self) -> MutexGuard<'_, Open> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A session that is not established yet. It counts until this is dropped.
+struct Greeting(Arc<ServerCore>);
+
+impl Greeting {
+    fn begin(server: &Arc<ServerCore>) -> Self {
+        server.change(|open| open.greeting += 1);
+        Self(Arc::clone(server))
+    }
+}
+
+impl Drop for Greeting {
+    fn drop(&mut self) {
+        self.0.change(|open| open.greeting -= 1);
     }
 }
 

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use crate::codec::{CodecError, Decode, all_read};
-use crate::context::current_turn;
 use crate::decoding::{self, VERY_LONG, is_decoded};
+use crate::memory::HostTurn;
 use crate::payload::Decoder;
 use crate::proto::wire::Items;
 use crate::transport::BoxFuture;
@@ -16,7 +16,7 @@ pub(super) type ReadApart<T> = (Items, Result<T, CodecError>);
 pub(crate) struct ReadItem<T> {
     /// Decodes the value where it is asked for.
     pub(crate) here: fn(&mut Decoder) -> Result<T, CodecError>,
-    apart: fn(Self, Items) -> BoxFuture<ReadApart<T>>,
+    apart: fn(Self, Items, Option<HostTurn>) -> BoxFuture<ReadApart<T>>,
     /// The length above which an item is decoded apart, in bytes.
     longest: usize,
 }
@@ -29,8 +29,12 @@ impl<T: Send + 'static> ReadItem<T> {
     }
 }
 
-fn apart<T: Send + 'static>(read: ReadItem<T>, mut items: Items) -> BoxFuture<ReadApart<T>> {
-    Box::pin(decoding::apart(current_turn(), move || {
+fn apart<T: Send + 'static>(
+    read: ReadItem<T>,
+    mut items: Items,
+    host: Option<HostTurn>,
+) -> BoxFuture<ReadApart<T>> {
+    Box::pin(decoding::apart(host, move || {
         let item = read.whole(items.input());
         (items, item)
     }))
@@ -51,9 +55,9 @@ impl<T> ReadItem<T> {
         Ok(value)
     }
 
-    /// Decodes the item that these have advanced to.
-    pub(super) fn apart(self, items: Items) -> BoxFuture<ReadApart<T>> {
-        (self.apart)(self, items)
+    /// Decodes the item that these have advanced to, which a client has sent if there is a `host`.
+    pub(super) fn apart(self, items: Items, host: Option<HostTurn>) -> BoxFuture<ReadApart<T>> {
+        (self.apart)(self, items, host)
     }
 }
 

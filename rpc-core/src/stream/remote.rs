@@ -50,7 +50,9 @@ impl<T, E: From<Status>> Remote<T, E> {
     /// Starts to decode the [next](Self::next) item apart. [`poll`](Self::poll) returns it.
     #[cold]
     pub(super) fn read_apart(&mut self) {
-        self.apart = Some(self.item.apart(self.reader.take_items()));
+        let table = self.reader.streams().table().filter(|_| !self.is_answer);
+        let host = table.map(|table| table.sender().account().turn());
+        self.apart = Some(self.item.apart(self.reader.take_items(), host));
     }
 
     /// Waits for the item that is decoded apart, or for more [items](Self::next). `Err`: how the stream has ended.

@@ -17,7 +17,7 @@ use crate::client::connector::Shared;
 use crate::client::request_memory;
 use crate::connection::Connection;
 use crate::settings::Settings;
-use crate::status::{Blame, Code, Executed, Status};
+use crate::status::{Code, Status};
 use crate::stream::{EndReason, StreamEnd};
 
 /// The state of a server, as a channel sees it.
@@ -353,6 +353,12 @@ impl Picked {
         self.member.suspect();
     }
 
+    /// Notes that the attempt was not made, because its connection takes no calls any more. The server is not ready until it takes calls
+    /// again, so this is no failure of its own.
+    pub(in crate::client) fn was_not_made(&mut self) {
+        self.is_noted = true;
+    }
+
     /// Notes that an attempt has failed there. A pause before the next one is not the server's time.
     pub(in crate::client) fn failed(&mut self, status: &Status) {
         self.note(Some(status));
@@ -374,15 +380,9 @@ impl Picked {
         PickedStream { load, member: Arc::downgrade(&self.member) }
     }
 
-    /// Notes how the call has ended there. A call that was not made because its connection takes none any more says nothing of the server,
-    /// which may have said that it drains, and is not ready until it takes calls again.
+    /// Notes how the call has ended there.
     fn note(&mut self, failure: Option<&Status>) {
-        let is_not_made = |status: &Status| {
-            status.code() == Code::Unavailable
-                && status.executed() == Executed::No
-                && status.blame() != Blame::Application
-        };
-        if !std::mem::replace(&mut self.is_noted, true) && !failure.is_some_and(is_not_made) {
+        if !std::mem::replace(&mut self.is_noted, true) {
             self.member.note(failure.map(Status::code));
         }
     }

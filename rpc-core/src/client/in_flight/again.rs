@@ -19,6 +19,13 @@ impl InFlightCall {
         let elsewhere = status.code() == Code::Unavailable
             && status.executed() == Executed::No
             && status.blame() != Blame::Application;
+        let is_open = matches!(&self.state, State::Sent(pending) if pending.connection().is_open());
+        if let Some(picked) = &mut self.picked
+            && elsewhere
+            && !is_open
+        {
+            picked.was_not_made();
+        }
         if self.is_last {
             return Err(self.named(status));
         }

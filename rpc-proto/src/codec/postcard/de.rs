@@ -400,7 +400,7 @@ impl<'de> de::Deserializer<'de> for &mut Deserializer<'_> {
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
         let length = self.length_of_collection()?;
         self.inside(|from| {
-            let mut sequence = Sequence::new(from, length);
+            let mut sequence = Sequence::new(from, length, Layout::of::<V::Value>());
             let value = visitor.visit_seq(&mut sequence);
             sequence.give_back();
             value
@@ -479,7 +479,7 @@ struct Entries<'d, 'a> {
     from: &'d mut Deserializer<'a>,
     /// How many there are, as the peer says.
     left: usize,
-    /// For how many more there is room, once the first was read.
+    /// The room that is left for keys and for values, once the first was read.
     keys: Option<usize>,
     values: Option<usize>,
 }
@@ -492,7 +492,7 @@ impl<'de> de::MapAccess<'de> for Entries<'_, '_> {
         let (claimed, before) = (self.left, self.from.left());
         let Some(left) = self.left.checked_sub(1) else { return Ok(None) };
         self.left = left;
-        self.from.take_room::<S::Value>(&mut self.keys, || claimed.min(before), Layout::Map)?;
+        self.from.take_room::<S::Value>(&mut self.keys, || claimed.min(before), Layout::Table)?;
         let key = seed.deserialize(&mut *self.from)?;
         if self.from.left() == before {
             self.from.count_empty()?;
@@ -503,7 +503,7 @@ impl<'de> de::MapAccess<'de> for Entries<'_, '_> {
     fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value> {
         let claimed = self.left + 1;
         let unread = self.from.left();
-        self.from.take_room::<S::Value>(&mut self.values, || claimed.min(unread), Layout::Map)?;
+        self.from.take_room::<S::Value>(&mut self.values, || claimed.min(unread), Layout::Table)?;
         seed.deserialize(&mut *self.from)
     }
 

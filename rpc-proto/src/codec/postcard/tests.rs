@@ -1,4 +1,4 @@
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap, HashSet, LinkedList, VecDeque};
 use std::fmt::Debug;
 use std::time::Duration;
 
@@ -290,9 +290,18 @@ fn memory_of_values_is_limited() {
         assert_eq!(limited(of_leaves - 1, &one_each, read), too_much);
     }
     let one_each: Vec<u8> = [&[100][..], &[1, 0].repeat(100)].concat();
-    for read in [read::<Vec<BTreeSet<String>>>, read::<Vec<Vec<Vec<u8>>>>] {
-        assert_eq!(limited(100 * (24 + 11 * 24 + ALLOCATION) + ALLOCATION, &one_each, read), None);
-        assert_eq!(limited(100 * (24 + 11 * 24 + ALLOCATION), &one_each, read), too_much);
+    for (read, memory) in [
+        (read::<Vec<BTreeSet<String>>> as fn(&mut Decoder) -> _, 24 + 11 * 24 + ALLOCATION),
+        (read::<Vec<HashSet<String>>>, 48 + 11 * 24 + ALLOCATION),
+        (read::<Vec<LinkedList<String>>>, 24 + 24 + 16 + 2 * ALLOCATION),
+        // A list has room for what is in it.
+        (read::<Vec<Vec<Vec<u8>>>>, 24 + 24 + ALLOCATION),
+        (read::<Vec<VecDeque<Vec<u8>>>>, 32 + 24 + ALLOCATION),
+        (read::<Vec<BinaryHeap<String>>>, 24 + 24 + ALLOCATION),
+        (read::<Vec<Box<[String]>>>, 16 + 24 + ALLOCATION),
+    ] {
+        assert_eq!(limited(100 * memory + ALLOCATION, &one_each, read), None);
+        assert_eq!(limited(100 * memory + ALLOCATION - 1, &one_each, read), too_much);
     }
     // Short lists of bytes take an allocation each.
     let short: Vec<u8> = [&[100][..], &[1, 7].repeat(100)].concat();
@@ -302,6 +311,12 @@ fn memory_of_values_is_limited() {
     let table: Vec<u8> = [0xe8, 0x07].into_iter().chain(keys).collect();
     assert_eq!(limited(2 * 1000 * (8 + 8), &table, read::<HashMap<u64, u64>>), too_much);
     assert_eq!(limited(3 * 1000 * (8 + 8), &table, read::<HashMap<u64, u64>>), None);
+    let set: Vec<u8> = [0xe8, 0x07]
+        .into_iter()
+        .chain((0..1000_u32).flat_map(|key| [key as u8 | 0x80, (key >> 7) as u8]))
+        .collect();
+    assert_eq!(limited(11 * 1000, &set, read::<HashSet<u32>>), too_much);
+    assert_eq!(limited(4 * 1000 + ALLOCATION, &set, read::<Vec<u32>>), None);
     // Lists in lists, each of which claims to have as many elements as there are bytes: serde makes room for up to a mebibyte for each.
     type Nested = Vec<Vec<Vec<Vec<u64>>>>;
     let mut claims = [0xff, 0xff, 0x03].repeat(3);

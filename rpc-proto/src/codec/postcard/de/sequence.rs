@@ -19,14 +19,15 @@ pub(super) struct Sequence<'d, 'a> {
     /// Bytes that were taken from the message: those from `next` on were not read yet.
     bytes: [u8; TOGETHER],
     next: usize,
-    /// For how many more elements there is room, once the first was read.
+    layout: Layout,
+    /// The room that is left for elements, once the first was read.
     room: Option<usize>,
 }
 
 impl<'d, 'a> Sequence<'d, 'a> {
     #[inline]
-    pub(super) fn new(from: &'d mut Deserializer<'a>, length: usize) -> Self {
-        Self { from, left: length, bytes: [0; TOGETHER], next: TOGETHER, room: None }
+    pub(super) fn new(from: &'d mut Deserializer<'a>, length: usize, layout: Layout) -> Self {
+        Self { from, left: length, bytes: [0; TOGETHER], next: TOGETHER, layout, room: None }
     }
 
     /// Reads an element that is a byte.
@@ -52,14 +53,14 @@ impl<'d, 'a> Sequence<'d, 'a> {
         self.bytes.get(self.next).copied().ok_or_else(ends_early)
     }
 
-    /// Counts the memory of the next element. Those of one byte take no more than their message.
+    /// Counts the memory of the next element.
     #[inline(always)]
     fn take_room<T>(&mut self) -> Result<()> {
-        if size_of::<T>() <= 1 {
+        if self.layout.is_free(size_of::<T>()) {
             return Ok(());
         }
         let claimed = self.left.min(self.from.left());
-        self.from.take_room::<T>(&mut self.room, || claimed, Layout::List)
+        self.from.take_room::<T>(&mut self.room, || claimed, self.layout)
     }
 
     /// Counts an element that took no bytes, and may not have looked for any.

@@ -361,16 +361,21 @@ impl Picked {
 
     /// Notes that an attempt has failed there. A pause before the next one is not the server's time.
     pub(in crate::client) fn failed(&mut self, status: &Status) {
-        self.note(Some(status));
+        if !std::mem::replace(&mut self.is_noted, true) {
+            self.member.note(Some(status.code()));
+        }
         self.leave();
     }
 
     /// Notes that the call has ended, and its last attempt there, unless that is noted.
+    #[inline]
     pub(in crate::client) fn ended(mut self, failure: Option<&Status>) {
-        if failure.is_none() && !self.is_noted {
-            self.answered();
+        if !self.is_noted {
+            if failure.is_none() {
+                self.answered();
+            }
+            self.member.note(failure.map(Status::code));
         }
-        self.note(failure);
     }
 
     /// Notes that the call was answered with a stream, which is load until it ends, however long it takes.
@@ -380,13 +385,7 @@ impl Picked {
         PickedStream { load, member: Arc::downgrade(&self.member) }
     }
 
-    /// Notes how the call has ended there.
-    fn note(&mut self, failure: Option<&Status>) {
-        if !std::mem::replace(&mut self.is_noted, true) {
-            self.member.note(failure.map(Status::code));
-        }
-    }
-
+    #[inline]
     fn answered(&mut self) {
         if let Some(began) = self.began.take() {
             self.member.load.measure(began, true);
@@ -394,11 +393,12 @@ impl Picked {
     }
 
     /// Takes the call from what the server has to do.
+    #[inline]
     fn leave(&mut self) {
-        if let Some(began) = self.began.take() {
-            self.member.load.measure(began, false);
-        }
         if std::mem::take(&mut self.is_load) {
+            if let Some(began) = self.began.take() {
+                self.member.load.measure(began, false);
+            }
             self.member.load.end();
         }
         let held = std::mem::take(&mut self.held);

@@ -142,10 +142,9 @@ impl InFlightCall {
     /// executed.
     #[inline(never)]
     pub(super) fn note_end(&mut self, answer: &mut Answered) {
-        // A stream that has begun is noted when it has ended.
-        if self.begun_streams(answer).is_none()
-            && let Some(picked) = self.picked.take()
-        {
+        // A stream that has begun is noted when it has ended. Only calls with options have one.
+        let begins_stream = self.options.is_some() && self.begun_streams(answer).is_some();
+        if let Some(picked) = self.picked.take_if(|_| !begins_stream) {
             picked.ended(answer.as_ref().err());
         }
         match answer {

@@ -103,9 +103,9 @@ impl fmt::Debug for Token {
 
 /// The tokens of a channel. Cheap to clone; clones share them.
 ///
-/// The first call fetches a token, and further calls wait for that. When four fifths of a token's time are over, the next one is fetched in the
-/// background; if that fails, again after a second. A server that refuses a token with UNAUTHENTICATED has another one fetched at once, and a
-/// call without streams is then made once more.
+/// The first call fetches a token, and further calls wait for that. When four fifths of a token's time are over, the next one is
+/// fetched in the background; if that fails, again after a second. A server that refuses a token with UNAUTHENTICATED has another
+/// one fetched at once, and a call without streams is then made once more.
 ///
 /// `fetch` runs in a task of its own. It goes on when the calls that wait for it are given up, for 30 seconds at most.
 #[derive(Clone)]
@@ -120,9 +120,7 @@ struct Shared {
 struct State {
     current: Option<Fetched>,
     /// The fetch that is under way. There is one at a time, in a task: calls that are given up do not end it.
-    fetching: Option<Fetch>,
-    /// How many there were.
-    fetches: u64,
+    fetching: Option<Fetching>,
     /// The time before which a token that still counts is not fetched again, because that has failed.
     not_before: Option<Instant>,
 }
@@ -132,27 +130,8 @@ struct Fetched {
     at: Instant,
 }
 
-/// A fetch, by its number.
-#[derive(Clone)]
-struct Fetch {
-    number: u64,
-    result: watch::Receiver<Option<Result<Token, Status>>>,
-}
-
-/// Ends a fetch when its task does, even by a panic.
-struct Ending {
-    tokens: Tokens,
-    number: u64,
-}
-
-impl Drop for Ending {
-    fn drop(&mut self) {
-        let fetching = &mut self.tokens.state().fetching;
-        if fetching.as_ref().is_some_and(|fetch| fetch.number == self.number) {
-            *fetching = None;
-        }
-    }
-}
+/// The result of a fetch. Closed when its task has ended, also by a panic.
+type Fetching = watch::Receiver<Option<Result<Token, Status>>>;
 
 impl Fetched {
     /// Returns which share of its time is over.
@@ -214,7 +193,7 @@ impl Tokens {
     /// Returns a token, and whether it was fetched for this.
     async fn get(&self) -> Result<(Token, bool), Status> {
         for _ in 0..ATTEMPTS {
-            let mut fetch = {
+            let mut fetching = {
                 let mut state = self.state();
                 if let Some(token) = state.token() {
                     if state.is_due() {
@@ -222,9 +201,9 @@ impl Tokens {
                     }
                     return Ok((token, false));
                 }
-                state.fetching.clone().unwrap_or_else(|| self.fetch(&mut state))
+                state.fetching().unwrap_or_else(|| self.fetch(&mut state))
             };
-            if let Ok(fetched) = fetch.result.wait_for(Option::is_some).await
+            if let Ok(fetched) = fetching.wait_for(Option::is_some).await
                 && let Some(fetched) = fetched.clone()
             {
                 return Ok((fetched.map_err(|status| status.with_executed(Executed::No))?, true));
@@ -235,24 +214,19 @@ impl Tokens {
     }
 
     /// Begins to fetch a token.
-    fn fetch(&self, state: &mut State) -> Fetch {
-        let (tell, result) = watch::channel(None);
-        state.fetches += 1;
-        let ending = Ending { tokens: self.clone(), number: state.fetches };
-        let fetch = Fetch { number: ending.number, result };
+    fn fetch(&self, state: &mut State) -> Fetching {
+        let (tell, fetching) = watch::channel(None);
+        let this = self.clone();
         tokio::spawn(async move {
-            let tokens = &ending.tokens;
-            let fetched = tokio::time::timeout(LONGEST_FETCH, (tokens.0.fetch)()).await;
+            let fetched = tokio::time::timeout(LONGEST_FETCH, (this.0.fetch)()).await;
             let fetched = fetched.unwrap_or_else(|_| {
                 Err(Status::unavailable(format!("no token was fetched within {LONGEST_FETCH:?}")))
             });
-            tokens.state().note(&fetched);
-            // Before others are told, so that they find no fetch that has ended.
-            drop(ending);
+            this.state().note(&fetched);
             tell.send_replace(Some(fetched));
         });
-        state.fetching = Some(fetch.clone());
-        fetch
+        state.fetching = Some(fetching.clone());
+        fetching
     }
 
     /// Forgets a token that was refused, unless there is another by now.
@@ -275,8 +249,15 @@ impl State {
         Some(fetched.token.clone())
     }
 
+    /// Returns the fetch that is under way.
+    fn fetching(&self) -> Option<Fetching> {
+        // An error if it is closed.
+        self.fetching.clone().filter(|fetching| fetching.has_changed().is_ok())
+    }
+
     /// Takes what was fetched.
     fn note(&mut self, fetched: &Result<Token, Status>) {
+        self.fetching = None;
         match fetched {
             Ok(token) => {
                 self.current = Some(Fetched { token: token.clone(), at: Instant::now() });
@@ -293,7 +274,7 @@ impl State {
 
     /// Whether the token should be fetched again, while it still counts.
     fn is_due(&self) -> bool {
-        self.fetching.is_none()
+        self.fetching().is_none()
             && self.current.as_ref().is_some_and(|fetched| fetched.age() >= FRESH)
             && self.not_before.is_none_or(|time| time <= Instant::now())
     }
@@ -386,6 +367,27 @@ mod tests {
         // A late refusal of the old one does not take the new one away.
         tokens.forget(&old);
         assert_eq!(text(&tokens).await, "1");
+    }
+
+    #[test]
+    fn a_fetch_ends_with_its_runtime() {
+        let fetched = AtomicU32::new(0);
+        let tokens = Tokens::new(move || {
+            let number = fetched.fetch_add(1, Ordering::Relaxed);
+            async move {
+                match number {
+                    0 => std::future::pending().await,
+                    _ => Ok(Token::new(number.to_string())),
+                }
+            }
+        });
+        let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let first = runtime();
+        first.block_on(async {
+            tokio::time::timeout(Duration::from_millis(1), tokens.get()).await.unwrap_err();
+        });
+        drop(first);
+        assert_eq!(runtime().block_on(text(&tokens)), "1");
     }
 
     #[test]

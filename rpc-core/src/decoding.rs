@@ -66,19 +66,19 @@ pub(crate) async fn apart<R: Send + 'static>(
         // The call may have been given up.
         let _ = tell.send(catch_unwind(AssertUnwindSafe(decode)));
     };
-    // In a task, because nobody may poll this future while others of the host wait for their turn. It leaves no job behind if this is
-    // dropped before its turn.
+    // Its clock may be paused, and stands still only while its own pool works.
+    let runs_in_pool = runtime.runtime_flavor() == RuntimeFlavor::CurrentThread;
+    // In a task, because nobody may poll this future while others of the host wait for their turn. A call that is given up before its turn
+    // leaves no job behind.
     let waits = runtime.spawn(async move {
         let turn = match host {
             Some(host) => host.wait(threads::turn()).await,
             None => threads::turn().await,
         };
-        match Handle::current() {
-            // Its clock may be paused, and stands still only while its own pool works.
-            runtime if runtime.runtime_flavor() == RuntimeFlavor::CurrentThread => {
-                turn.run_in_pool(&runtime, job);
-            }
-            _ => turn.run(job),
+        if runs_in_pool {
+            turn.run_in_pool(&Handle::current(), job);
+        } else {
+            turn.run(job);
         }
     });
     let _waits = AbortOnDrop(waits.abort_handle());

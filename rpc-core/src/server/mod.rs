@@ -31,9 +31,15 @@ pub struct ServerCore {
     /// A permit for each client that is being told that it is not served.
     refusals: Arc<Semaphore>,
     open: Mutex<Open>,
-    /// The number of connections, for tasks that wait for the last one to end.
-    count: watched::Sender<usize>,
-    is_closed: watched::Sender<bool>,
+    /// A summary of `open`, for tasks that wait.
+    told: watched::Sender<Told>,
+}
+
+#[derive(Default)]
+struct Told {
+    /// The number of sessions, with those that are not established yet.
+    sessions: usize,
+    is_closed: bool,
 }
 
 #[derive(Default)]
@@ -88,8 +94,7 @@ impl ServerCore {
             arrivals: Arrivals::new(settings.limits.clone()),
             settings: Arc::new(settings),
             open: Mutex::default(),
-            count: watched::Sender::new(0),
-            is_closed: watched::Sender::new(false),
+            told: watched::Sender::new(Told::default()),
         }))
     }
 
@@ -160,11 +165,12 @@ impl ServerCore {
         self.change(|open| open.connections.retain(|c| !Arc::ptr_eq(c, &connection)));
     }
 
-    /// Changes which sessions there are, and tells how many.
+    /// Changes which sessions there are, or how they end, and tells of that.
     fn change<R>(&self, change: impl FnOnce(&mut Open) -> R) -> R {
         let mut open = self.open();
         let changed = change(&mut open);
-        self.count.send_replace(open.connections.len() + open.greeting);
+        let sessions = open.connections.len() + open.greeting;
+        self.told.send_replace(Told { sessions, is_closed: matches!(open.ending, Some(Ending::Close)) });
         changed
     }
 
@@ -206,24 +212,22 @@ impl ServerCore {
     /// Resolves when the server has been closed.
     async fn closed(&self) {
         // Can't fail, because `self` holds the sender.
-        let _ = self.is_closed.subscribe().wait_for(|is_closed| *is_closed).await;
+        let _ = self.told.subscribe().wait_for(|told| told.is_closed).await;
     }
 
     /// Resolves when no session is open, nor about to be.
     pub async fn finished(&self) {
         // Can't fail, because `self` holds the sender.
-        let _ = self.count.subscribe().wait_for(|n| *n == 0).await;
+        let _ = self.told.subscribe().wait_for(|told| told.sessions == 0).await;
     }
 
     /// Ends every session now, and each that is established later. Handlers are dropped; their callers learn that they
     /// may have been executed.
     pub fn close(&self) {
-        let connections = {
-            let mut open = self.open();
+        let connections = self.change(|open| {
             open.ending = Some(Ending::Close);
             open.connections.clone()
-        };
-        self.is_closed.send_replace(true);
+        });
         for connection in connections {
             connection.close_by_server();
         }
